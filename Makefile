@@ -1,0 +1,31 @@
+# Everything runs in a virtual environment of its own; `make demo` and `make test` set it up.
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint bench clean
+.DEFAULT_GOAL := demo
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(STAMP)  ## compare four methods on the bundled digits; report in runs/demo
+	$(BIN)/fedloom compare centralised local fedavg fedprox --data digits --clients 20 \
+		--partition dirichlet:0.3 --rounds 30 --seeds 3 --out runs/demo --overwrite
+
+test: $(STAMP)  ## all tests
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## speed and memory, as ratios within one run
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

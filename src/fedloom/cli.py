@@ -1,0 +1,357 @@
+"""The command line: thin, and made from the same settings as everything else.
+
+Commands turn words into calls and results into text; nothing is computed here. Heavy modules are
+imported inside the commands, so that help is fast.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from fedloom import __version__
+from fedloom.errors import FedloomError
+from fedloom.experiment.settings import Config
+
+app = typer.Typer(
+    name="fedloom",
+    help="Federated learning where clients differ in data, capacity, taste and reach.",
+    epilog="Add --debug to any command to see the traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(
+    help="Data sets: list them, fetch them, see how a partition deals them out.",
+    no_args_is_help=True,
+)
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """The console script."""
+    debug = "--debug" in sys.argv
+    sys.argv[1:] = [word for word in sys.argv[1:] if word != "--debug"]
+    try:
+        app()
+    except FedloomError as e:
+        if debug:
+            raise
+        _fail(str(e), e.exit_code)
+    except KeyboardInterrupt:
+        _fail("Interrupted. Nothing that was finished is lost.", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as e:
+        if debug or e.filename is None:
+            raise
+        _fail(f"{e.strerror or e}: '{e.filename}'.", 1)
+
+
+def _fail(text: str, code: int) -> None:
+    print(f"Error: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+# -- options made from the settings --------------------------------------------------------------
+
+_SEVERAL = ("params", "data_options", "model_options")  # reached with --set
+
+
+def _setting_options(*skip: str) -> list[inspect.Parameter]:
+    """One option per setting of `Config`, unset by default, so that only what is given counts."""
+    kinds = {"int": int, "float": float, "bool": bool}
+    out = []
+    for name, field in Config.model_fields.items():
+        if name in (*skip, "method", *_SEVERAL):
+            continue
+        hint = str(field.annotation).replace(" | None", "")
+        hint = hint.removeprefix("<class '").removesuffix("'>")
+        kind = kinds.get(hint, str)
+        flag = f"--{name.replace('_', '-')}"
+        flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
+        default = "" if field.default is None else f" [{field.default}]"
+        option = typer.Option(
+            *flags,
+            help=f"{field.description}{default}".replace("[", r"\["),
+            show_default=False,
+            rich_help_panel="Settings",
+            metavar=None if kind is bool else {int: "N", float: "X", str: "TEXT"}[kind],
+        )
+        out.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[Optional[kind], option],  # noqa: UP045
+            )
+        )
+    return out
+
+
+def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the settings as options; it gets those that were given as `settings`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+        options = _setting_options(*skip)
+        names = [p.name for p in options]
+
+        @functools.wraps(command)
+        def wrapped(**words: Any) -> None:
+            from fedloom.experiment.config import merge, parse_settings, read_config
+
+            given = {n: v for n in names if (v := words.pop(n)) is not None}
+            file, pairs = words.pop("config"), words.pop("set_")
+            layers = [read_config(file) if file else {}, given, parse_settings(pairs or [])]
+            command(**words, settings=merge(*layers))
+
+        kept = [p for p in own.parameters.values() if p.name != "settings"]
+        shared = [
+            inspect.Parameter(
+                "config",
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[
+                    Optional[Path],  # noqa: UP045
+                    typer.Option("--config", help="YAML file of settings, such as a run's own."),
+                ],
+            ),
+            inspect.Parameter(
+                "set_",
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[
+                    Optional[list[str]],  # noqa: UP045
+                    typer.Option(
+                        "--set",
+                        metavar="KEY=VALUE",
+                        help="Any setting, or an option of the method (mu=0.1), "
+                        "model (model_options.norm=group) or data set.",
+                    ),
+                ],
+            ),
+        ]
+        keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
+        wrapped.__signature__ = inspect.Signature([*keyword, *shared, *options])  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in (*keyword, *shared, *options)}
+        return wrapped
+
+    return decorate
+
+
+Out = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--out", help="Directory to write to.", show_default="a new one under runs/"),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
+Plot = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--plot", metavar="FILE.png", help="Save a picture."),
+]
+
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedloom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@_with_settings()
+def run(
+    method: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            help="Method name (see `fedloom methods`), NAME:option=value, or FILE.py of your own.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Out = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    plot: Plot = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Run one method and write its results to a directory."""
+    from fedloom.experiment.api import run as run_method
+    from fedloom.report.terminal import Progress, print_result
+
+    settings = settings or {}
+    named = settings.pop("method", None)
+    if method is None and named is None and resume and out is not None:
+        named = _stored_method(out)
+    chosen = method or named
+    if chosen is None:
+        raise FedloomError("Say which method to run: fedloom run METHOD (see `fedloom methods`).")
+    if method is not None and named is not None and method.partition(":")[0] != named:
+        settings.pop("params", None)  # the file's options belong to the file's method
+    progress = Progress(chosen)
+    with _resumable(progress):
+        result = run_method(
+            chosen, out=out, resume=resume, overwrite=overwrite, watchers=[progress], **settings
+        )
+    if plot:
+        result.plot(plot)
+    print_result(result)
+
+
+@app.command()
+@_with_settings("seed")
+def compare(
+    methods: Annotated[
+        list[str], typer.Argument(help="Methods, as in `fedloom run`.", show_default=False)
+    ],
+    seeds: Annotated[
+        int, typer.Option("--seeds", help="Seeds, one run of each method a seed.")
+    ] = 3,
+    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+    out: Out = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Run several methods on the same data, clients and seeds, and print one table."""
+    from fedloom.experiment.api import compare as compare_methods
+    from fedloom.report.terminal import Progress, print_comparison
+
+    settings = settings or {}
+    for key in ("method", "params", "seed"):
+        settings.pop(key, None)  # of a run's config: here they are arguments
+    progress = Progress("comparison", runs=len(methods) * seeds)
+    with _resumable(progress):
+        comparison = compare_methods(
+            methods, seeds=seeds, seed=seed, out=out, resume=resume, overwrite=overwrite,
+            watchers=[progress], **settings,
+        )  # fmt: skip
+    report = comparison.report()
+    print_comparison(comparison, report)
+
+
+@app.command()
+def methods(
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="Show one method with its options.", show_default=False),
+    ] = None,
+) -> None:
+    """List the methods, or show one with its options and defaults."""
+    from fedloom.experiment.plugins import method_class
+    from fedloom.methods.registry import methods as all_methods
+    from fedloom.report.terminal import print_method, print_methods
+
+    if name is None:
+        print_methods(all_methods())
+    else:
+        print_method(method_class(name))
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
+    plot: Plot = None,
+) -> None:
+    """Print what a run did: its settings, scores and cost."""
+    from fedloom.experiment.result import Result
+    from fedloom.report.terminal import print_result
+
+    result = Result(path)
+    if plot:
+        result.plot(plot)
+    print_result(result, details=True)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets, and which of them are here."""
+    from fedloom.data.catalog import describe
+    from fedloom.report.terminal import print_datasets
+
+    print_datasets(describe())
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="Data set name.")],
+    split: Annotated[
+        Optional[str], typer.Option("--split", help="EMNIST split.")  # noqa: UP045
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is here.")] = False,
+) -> None:
+    """Download a data set, verify it and keep it in the cache (FEDLOOM_DATA)."""
+    from fedloom.data.fetch import fetch
+    from fedloom.report.terminal import downloading
+
+    with downloading() as progress:
+        path = fetch(name, progress=progress, force=force, split=split)
+    print(f"{name} is in {path}")
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="Data set name, .npz file or folder of images.")],
+    partition: Annotated[str, typer.Option("--partition", help="Who holds what.")] = "iid",
+    clients: Annotated[int, typer.Option("--clients", min=1)] = 50,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    plot: Plot = None,
+    pool: Annotated[bool, typer.Option("--pool", help="Pool the train and test files.")] = False,
+    set_: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the data set."),
+    ] = None,
+) -> None:
+    """Show a data set and how a partition deals it to clients."""
+    from fedloom.data.catalog import load
+    from fedloom.data.partition import partition as deal
+    from fedloom.experiment.config import parse_settings
+    from fedloom.report.terminal import print_partition
+
+    dataset = load(name, options=parse_settings(set_ or []))
+    if pool:
+        dataset = dataset.pooled()
+    parts = deal(partition, dataset.y, clients, seed, n_classes=dataset.n_classes)
+    print_partition(dataset, parts, partition)
+    if plot:
+        from fedloom.report.partition_plot import plot_partition
+        from fedloom.report.plots import save
+
+        title = f"{dataset.name}, {partition}, {clients} clients"
+        save(plot_partition(parts, dataset.y, dataset.classes, title), plot)
+        print(f"\nPicture: {plot}")
+
+
+def _stored_method(out: Path) -> str:
+    from fedloom.experiment.result import Result
+
+    return str(Result(out).config["method"])
+
+
+@contextmanager
+def _resumable(progress: Any) -> Iterator[None]:
+    """Ctrl-C ends with how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        progress.end()
+        _fail("Interrupted; finished rounds are kept. The same command with --resume goes on.", 130)

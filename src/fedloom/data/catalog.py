@@ -1,0 +1,203 @@
+"""The catalogue: a data set by name, from a file, from a folder of images or from arrays.
+
+`load` never downloads. A published data set that is not in the cache is refused with the command
+that fetches it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.data import own, sources, store
+from fedloom.data.dataset import Dataset, set_aside
+from fedloom.data.fetch import command
+from fedloom.data.options import Value, integer, number, sizes
+from fedloom.data.synthetic import synthetic
+from fedloom.errors import FedloomError, unknown
+
+Source = str | Path | Dataset | Sequence[Any]
+Loader = Callable[..., Dataset]  # its keyword-only arguments are the options of the data set
+
+
+def load(
+    source: Source,
+    *,
+    cache: Path | str | None = None,
+    options: Mapping[str, Value] | None = None,
+) -> Dataset:
+    """The data set that `source` names or holds.
+
+    A built-in name, the path of a `.npz` file or of a folder of images, a tuple of arrays
+    (x, y) or (x, y, x_test, y_test), or a `Dataset`, which is given back.
+    """
+    what, loader = _find(source, cache)
+    accepted = [
+        p.name for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
+    for option in options or {}:
+        if option not in accepted:
+            raise unknown(f"option of {what}", option, accepted)
+    return loader(**(options or {}))
+
+
+def names() -> tuple[str, ...]:
+    """The built-in data sets, the default first."""
+    return tuple(_BUILT_IN)
+
+
+def describe(cache: Path | str | None = None) -> list[dict[str, str | int]]:
+    """The catalogue as the rows of a table: what there is, how large, and whether it is here."""
+    root = _root(cache)
+    return [
+        {
+            "name": name,
+            "what": entry.what,
+            "images": entry.images,
+            "shape": "x".join(map(str, entry.shape)),
+            "classes": entry.classes,
+            **_room(name, entry, root),
+        }
+        for name, entry in _BUILT_IN.items()
+    ]
+
+
+def _room(name: str, entry: _Entry, root: Path) -> dict[str, str | int]:
+    """The room the data set takes, or would take, in the cache."""
+    if name not in sources.names():
+        return {"size": "none", "here": "yes"}
+    splits = sources.EMNIST_CLASSES if name == "emnist" else (None,)
+    folders = [root / sources.source(name, split).folder for split in splits]
+    size = sum(store.size_on_disk(folder) for folder in folders if store.holds(folder))
+    expected = entry.images * (math.prod(entry.shape) + 1)
+    return {"size": f"{(size or expected) / 1e6:.0f} MB", "here": "yes" if size else "no"}
+
+
+def _find(source: Source, cache: Path | str | None) -> tuple[str, Loader]:
+    """What `source` is, for messages, and how to load it."""
+    if isinstance(source, Dataset):
+        return "a Dataset", lambda: source
+    if isinstance(source, tuple | list):
+        return "arrays", partial(own.from_tuple, source)
+    if not isinstance(source, str | Path):
+        raise FedloomError(
+            "Data must be a name, a path, a tuple of arrays (x, y) or (x, y, x_test, y_test), "
+            f"or a Dataset, not {type(source).__name__}."
+        )
+    if (name := str(source)) in _BUILT_IN:
+        return f"'{name}'", partial(_BUILT_IN[name].load, _root(cache))
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return "a folder of images", partial(own.from_folder, path)
+    if path.suffix == ".npz" and path.is_file():
+        return "a .npz file", partial(own.from_npz, path)
+    if path.exists():
+        raise FedloomError(f"{path} is neither a .npz file nor a folder of images.")
+    if path.suffix or "/" in name or os.sep in name:
+        raise FedloomError(f"There is no file or folder {path}.")
+    raise FedloomError(
+        f"{unknown('data set', name, _BUILT_IN)} "
+        "The path of a .npz file or of a folder of images can be given as well."
+    )
+
+
+def _root(cache: Path | str | None) -> Path:
+    return Path(cache) if cache is not None else store.cache_dir()
+
+
+def _digits(root: Path) -> Dataset:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    images = np.rint(x * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)  # 17 grey levels
+    return set_aside("digits", images, y, tuple(string.digits), 0.2, seed=0)
+
+
+def _synthetic(
+    root: Path,
+    *,
+    samples: Value = 20_000,
+    test_samples: Value = 4_000,
+    shape: Value = "1x8x8",
+    classes: Value = 10,
+    noise: Value = 0.9,
+    seed: Value = 0,
+) -> Dataset:
+    channels, height, width = sizes("shape", shape, 3)
+    return synthetic(
+        integer("samples", samples, low=1),
+        integer("test_samples", test_samples),
+        (channels, height, width),
+        integer("classes", classes, low=2),
+        number("noise", noise, low=0),
+        integer("seed", seed),
+    )
+
+
+def _kept(root: Path, source: sources.Source, grouped: bool = False) -> Dataset:
+    folder = root / source.folder
+    if not store.holds(folder):
+        raise FedloomError(f"Data set '{source.folder}' is not in {root}. Run: {command(source)}")
+    return store.read(folder, grouped)
+
+
+def _published(name: str) -> Loader:
+    return lambda root: _kept(root, sources.source(name))
+
+
+def _emnist(root: Path, *, split: Value = sources.EMNIST_DEFAULT) -> Dataset:
+    return _kept(root, sources.source("emnist", str(split)))
+
+
+def _cifar100(root: Path, *, labels: Value = "fine") -> Dataset:
+    if labels not in ("fine", "coarse"):
+        raise unknown("labels of cifar100", str(labels), ("fine", "coarse"))
+    return _kept(root, sources.source("cifar100"), grouped=labels == "coarse")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    what: str
+    images: int
+    shape: tuple[int, int, int]
+    classes: int
+    load: Loader
+
+
+_BUILT_IN = {
+    "digits": _Entry("handwritten digits, with scikit-learn", 1_797, (1, 8, 8), 10, _digits),
+    "mnist": _Entry("handwritten digits", 70_000, (1, 28, 28), 10, _published("mnist")),
+    "fashion-mnist": _Entry(
+        "pictures of clothes", 70_000, (1, 28, 28), 10, _published("fashion-mnist")
+    ),
+    "emnist": _Entry(
+        "handwritten letters and digits; split=" + "|".join(sources.EMNIST_CLASSES),
+        131_600,
+        (1, 28, 28),
+        47,
+        _emnist,
+    ),
+    "cifar10": _Entry("small photographs", 60_000, (3, 32, 32), 10, _published("cifar10")),
+    "cifar100": _Entry(
+        "small photographs; labels=fine|coarse", 60_000, (3, 32, 32), 100, _cifar100
+    ),
+    "tiny-imagenet": _Entry(
+        "photographs of 200 kinds", 110_000, (3, 64, 64), 200, _published("tiny-imagenet")
+    ),
+    "synthetic": _Entry(
+        "pictures made on demand; samples=, shape=, classes=, noise=",
+        24_000,
+        (1, 8, 8),
+        10,
+        _synthetic,
+    ),
+}

@@ -1,0 +1,85 @@
+"""Files that are either whole or absent: atomic writes, and one writer at a time.
+
+A file or folder is written under a temporary name beside its target and renamed when it is
+complete, so a full disk or Ctrl-C never leaves half a file that a later run takes for whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_file(target: Path) -> Iterator[Path]:
+    """A temporary path to write to; it becomes `target` if the block ends well."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """An empty folder, gone when the block ends; what a killed process left there goes first.
+
+    The name is fixed, so hold `locked` around this.
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """A fresh folder to fill; it becomes `target`, in place of an older one, if all goes well.
+
+    A folder cannot be renamed over another in one step, so hold `locked` around this.
+    """
+    with scratch_folder(target.with_name(f".{target.name}.tmp")) as scratch:
+        fresh, old = scratch / "new", scratch / "old"
+        fresh.mkdir()
+        yield fresh
+        if target.exists():
+            os.replace(target, old)
+        os.replace(fresh, target)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process holds the lock file `path`, then hold it.
+
+    The operating system frees the lock when its holder ends, however it ends, so a killed
+    process leaves nothing to clean up.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as handle:
+        if sys.platform == "win32":
+            import msvcrt
+
+            handle.seek(0)
+            while True:
+                try:
+                    msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
+                    break
+                except OSError:  # LK_LOCK gives up after ten seconds; we do not
+                    continue
+            try:
+                yield
+            finally:
+                handle.seek(0)
+                msvcrt.locking(handle.fileno(), msvcrt.LK_UNLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield  # closing the file frees the lock

@@ -1,0 +1,88 @@
+"""Partition: which client holds which samples, by one of a few well-known recipes.
+
+A recipe is written `name[:argument][,key=value...]`, such as `dirichlet:0.5,min=10`. The same
+recipe, labels, clients and seed give the same partition, bit for bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedloom.data.partition import classes, dirichlet, file, iid, quantity, shards, skew
+from fedloom.data.partition.deal import ClassSets, Spec, Task
+from fedloom.data.partition.table import Partition
+from fedloom.errors import FedloomError, unknown
+from fedloom.streams import stream
+
+__all__ = ["Partition", "parse", "partition", "partitioners"]
+
+_PARTITIONERS = {
+    each.name: each
+    for each in (
+        iid.PARTITIONER,
+        dirichlet.PARTITIONER,
+        classes.PARTITIONER,
+        shards.PARTITIONER,
+        quantity.PARTITIONER,
+        skew.PARTITIONER,
+        file.PARTITIONER,
+    )
+}
+
+
+def partitioners() -> list[tuple[str, str, str]]:
+    """Name, grammar and one line for every recipe."""
+    return [(p.name, p.grammar, p.about) for p in _PARTITIONERS.values()]
+
+
+def partition(
+    spec: str,
+    y: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    n_classes: int | None = None,
+    reserve: ClassSets = frozenset(),
+) -> Partition:
+    """Deal the samples with labels `y` to the clients.
+
+    `reserve` are combinations of classes that `classes:K` gives to no client.
+
+    >>> [p.tolist() for p in partition("shards:1", np.array([0, 0, 1, 1]), 2, seed=0)]
+    [[0, 1], [2, 3]]
+    """
+    name, parsed = parse(spec)
+    labels = np.asarray(y)
+    if clients < 1:
+        raise FedloomError(f"There must be at least 1 client, not {clients}.")
+    if clients > len(labels):
+        raise FedloomError(
+            f"{clients} clients cannot share {len(labels)} samples. Take at most {len(labels)} "
+            "clients, or more data."
+        )
+    n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
+    task = Task(labels, clients, n_classes, stream(seed, "partition", name), reserve)
+    return _PARTITIONERS[name].deal(parsed, task)
+
+
+def parse(text: str) -> tuple[str, Spec]:
+    """The name of the recipe and what was given to it."""
+    name, colon, rest = text.strip().partition(":")
+    if not colon:
+        name, comma, rest = name.partition(",")
+        rest = comma + rest
+    if name not in _PARTITIONERS:
+        raise unknown("partition", name, _PARTITIONERS)
+    partitioner = _PARTITIONERS[name]
+    # A path may contain commas.
+    argument, *pairs = [rest] if name == "file" else rest.split(",")
+    options = dict(pair.strip().partition("=")[::2] for pair in pairs)
+    spec = Spec(text, partitioner.grammar, argument.strip(), options)
+    if partitioner.argument is None and argument:
+        raise spec.wrong(f"{name} takes no argument.")
+    if partitioner.argument is not None and not argument:
+        raise spec.wrong(f"{partitioner.argument} is missing.")
+    for option in options:
+        if option not in partitioner.options:
+            raise unknown(f"option of partition '{name}'", option, partitioner.options)
+    return name, spec

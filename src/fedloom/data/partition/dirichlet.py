@@ -1,0 +1,48 @@
+"""Label skew by degrees: each class is shared out in proportions drawn from Dirichlet(alpha).
+
+Small alpha gives clients with few classes and very different sizes; large alpha nears IID.
+(Hsu, Qi and Brown 2019, and most of the literature since.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fedloom.data.partition.deal import Partitioner, Spec, Task, counts, keep_minimum
+from fedloom.data.partition.table import Partition
+from fedloom.errors import FedloomError
+
+
+def deal(spec: Spec, task: Task) -> Partition:
+    alpha = spec.number("ALPHA", spec.argument, low=0, above=True)
+    least = spec.integer("min", spec.options.get("min", 2), low=0)
+    if least * task.clients > len(task.y):
+        raise FedloomError(
+            f"{task.clients} clients with at least {least} samples each need "
+            f"{least * task.clients} samples; there are {len(task.y)}. "
+            "Take fewer clients or a smaller min."
+        )
+    owner = task.nobody()
+    for label in range(task.n_classes):
+        members = task.members(label)
+        shares = _dirichlet(alpha, task.clients, task.rng)
+        owner[members] = np.repeat(np.arange(task.clients), counts(shares, len(members)))
+    owner, note = keep_minimum(owner, task.clients, least, task.rng)
+    return Partition.of_owners(owner, task.clients, note)
+
+
+def _dirichlet(alpha: float, n: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """A draw from Dirichlet(alpha, …, alpha), by logarithms: at small alpha a gamma draw is 0."""
+    logs = np.log(rng.standard_gamma(alpha + 1, n)) + np.log1p(-rng.random(n)) / alpha
+    shares: npt.NDArray[np.float64] = np.exp(logs - logs.max())
+    return shares
+
+
+PARTITIONER = Partitioner(
+    "dirichlet:ALPHA[,min=N]",
+    "each class shared out by Dirichlet(ALPHA): the smaller, the more skewed",
+    deal,
+    argument="ALPHA",
+    options=("min",),
+)

@@ -1,0 +1,42 @@
+"""Quantity skew: everyone's labels are alike, but some clients have far more samples.
+
+Sizes follow a log-normal law (`sigma` of the logarithm) or Zipf's: the r-th largest client is
+proportional to 1 / r**a.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedloom.data.partition.deal import Partitioner, Spec, Task, counts
+from fedloom.data.partition.table import Partition
+
+LEAST = 2  # samples of the smallest client, where there are as many
+PARAMETER = {"lognormal": "sigma", "zipf": "a"}
+
+
+def deal(spec: Spec, task: Task) -> Partition:
+    law = spec.argument
+    if law not in PARAMETER:
+        raise spec.wrong(f"there is no law '{law}'.")
+    parameter = PARAMETER[law]
+    if foreign := spec.options.keys() - {parameter}:
+        raise spec.wrong(f"{law} has the parameter {parameter}, not {foreign.pop()}.")
+    strength = spec.number(parameter, spec.options.get(parameter, 1.0), low=0)
+    if law == "lognormal":
+        shares = np.exp(strength * task.rng.standard_normal(task.clients))
+    else:
+        shares = task.rng.permutation(np.arange(1.0, task.clients + 1) ** -strength)
+    sizes = counts(shares, len(task.y), least=min(LEAST, len(task.y) // task.clients))
+    owner = task.nobody()
+    owner[task.rng.permutation(len(owner))] = np.repeat(np.arange(task.clients), sizes)
+    return Partition.of_owners(owner, task.clients)
+
+
+PARTITIONER = Partitioner(
+    "quantity:lognormal[,sigma=1] | quantity:zipf[,a=1]",
+    "labels alike, sizes skewed by a log-normal or Zipf's law",
+    deal,
+    argument="LAW",
+    options=("sigma", "a"),
+)

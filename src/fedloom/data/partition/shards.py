@@ -1,0 +1,34 @@
+"""Shards: the data sorted by label and cut into equal pieces, K random pieces for every client.
+
+The first and best known label skew (McMahan et al. 2017): with K = 2 most clients see two
+classes. Classes and sizes per client are not exact; `classes:K` is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedloom.data.partition.deal import Partitioner, Spec, Task
+from fedloom.data.partition.table import Partition
+from fedloom.errors import FedloomError
+
+
+def deal(spec: Spec, task: Task) -> Partition:
+    k = spec.integer("K", spec.argument, low=1)
+    n, shards = len(task.y), k * task.clients
+    if shards > n:
+        raise FedloomError(
+            f"{k} shards for each of {task.clients} clients are {shards}; there are only {n} "
+            "samples. Take fewer clients or fewer shards."
+        )
+    shuffled = task.rng.permutation(n)
+    by_label = shuffled[np.argsort(task.y[shuffled], kind="stable")]
+    holder = task.rng.permutation(shards) // k
+    owner = task.nobody()
+    owner[by_label] = holder[np.arange(n) * shards // n]
+    return Partition.of_owners(owner, task.clients)
+
+
+PARTITIONER = Partitioner(
+    "shards:K", "sorted by label and cut up, K random pieces each", deal, argument="K"
+)

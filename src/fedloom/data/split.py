@@ -1,0 +1,191 @@
+"""What a client's data is used for: train and test, support and query, and newcomers.
+
+Which samples are in which part follows from (seed, client) alone and is worked out when asked
+for, so a million clients store nothing. Support and query are the two halves of a meta-learning
+step; newcomers are clients that only appear after training, with combinations of classes that no
+training client has (S1 §4.1).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+
+from fedloom.data.dataset import Dataset
+from fedloom.data.partition import Partition, parse, partition
+from fedloom.data.partition.classes import deal_classes, reserved
+from fedloom.data.partition.deal import ClassSets, Task
+from fedloom.errors import FedloomError, unknown
+from fedloom.streams import stream
+
+IntArray = npt.NDArray[np.int64]
+
+PARTS = ("all", "train", "test", "train-support", "train-query", "test-support", "test-query")
+
+
+class Federation:
+    """A data set, who holds what of it, and the parts of everyone's data.
+
+    Clients 0..n_clients-1 take part in training; `newcomer_ids` follow them, and their samples
+    are the training clients' test data, dealt anew.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        *,
+        seed: int,
+        test_share: float = 0.2,
+        support_share: float = 0.2,
+        newcomers: int = 0,
+        newcomer_classes: int = 2,
+    ) -> None:
+        if not 0 <= test_share < 1:
+            raise FedloomError(f"test_share is {test_share}; it must be at least 0 and below 1.")
+        if not 0 < support_share < 1:
+            raise FedloomError(f"support_share is {support_share}; it must be between 0 and 1.")
+        self.dataset, self.partition, self.seed = dataset, partition, seed
+        self.test_share, self.support_share = test_share, support_share
+        self.n_clients = len(partition)
+        self.newcomer_ids = range(self.n_clients, self.n_clients + newcomers)
+        self.newcomers = self._deal_newcomers(newcomers, newcomer_classes)
+
+    def indices(self, client: int, part: str = "all") -> IntArray:
+        """The samples of this part of the client's data, as indices into `dataset.x`."""
+        held = self._held(client)
+        start, stop = self._bounds(len(held), part, newcomer=client >= self.n_clients)
+        if start == 0 and stop == len(held):
+            return held
+        order = stream(self.seed, "split", client).permutation(len(held))
+        return held[order[int(start) : int(stop)]]
+
+    def size(self, client: int, part: str = "all") -> int:
+        """The number of samples in the part, without drawing it."""
+        n = len(self._held(client))
+        start, stop = self._bounds(n, part, newcomer=client >= self.n_clients)
+        return int(stop - start)
+
+    def sizes(self, part: str = "all") -> IntArray:
+        """`size` of every training client."""
+        start, stop = self._bounds(self.partition.sizes, part, newcomer=False)
+        return stop - start
+
+    def classes_of(self, client: int) -> npt.NDArray[np.bool_]:
+        """A mask of the classes that the client holds."""
+        labels = self.dataset.y[self._held(client)]
+        return np.bincount(labels, minlength=self.dataset.n_classes) > 0
+
+    def global_test(self) -> IntArray:
+        """The common test set, as indices into `dataset.x_test`.
+
+        A data set without a test part (a pooled one) is tested on the test samples of all its
+        clients, as indices into `dataset.x`.
+        """
+        if len(self.dataset.x_test):
+            return np.arange(len(self.dataset.x_test))
+        return self._everyones_test
+
+    @cached_property
+    def _everyones_test(self) -> IntArray:
+        return np.concatenate([self.indices(client, "test") for client in range(self.n_clients)])
+
+    def _held(self, client: int) -> IntArray:
+        if client >= self.n_clients:
+            return self.newcomers[client - self.n_clients]
+        return self.partition[client]
+
+    def _bounds(self, n: int | IntArray, part: str, *, newcomer: bool) -> tuple[IntArray, IntArray]:
+        """Where the part starts and stops among n shuffled samples, of one client or of many.
+
+        The order is test-support, test-query, train-support, train-query.
+        """
+        if part not in PARTS:
+            raise unknown("part of a client's data", part, PARTS)
+        everything = np.asarray(n, np.int64)
+        test = everything if newcomer else _share(everything, self.test_share)
+        start, stop = {
+            "all": (np.zeros_like(test), everything),
+            "test": (np.zeros_like(test), test),
+            "train": (test, everything),
+        }[part.split("-")[0]]
+        size = stop - start
+        support = np.where(size >= 2, np.maximum(_share(size, self.support_share), 1), 0)
+        if part.endswith("support"):
+            stop = start + support
+        elif part.endswith("query"):
+            start = start + support
+        return start, stop
+
+    def _deal_newcomers(self, count: int, k: int) -> Partition:
+        """Deal the clients' test data to newcomers, k classes each, in unseen combinations."""
+        if count == 0:
+            return Partition.of_lists([])
+        pool = self._everyones_test
+        if len(pool) == 0:
+            raise FedloomError(
+                "Newcomers are dealt the test data of the clients, and there is none. "
+                "Set test_share above 0."
+            )
+        y, n_classes = self.dataset.y, self.dataset.n_classes
+        taken = self.partition.class_sets(y, n_classes)
+        present = frozenset(np.unique(y[pool]).tolist())
+        if sum(len(held) == k and held <= present for held in taken) == comb(len(present), k):
+            raise FedloomError(
+                f"Newcomers need a combination of {k} classes that no client has, but the clients "
+                f"have all {comb(len(present), k)}. Take fewer clients, or another number of "
+                "classes for newcomers."
+            )
+        task = Task(y[pool], count, n_classes, stream(self.seed, "newcomers"), reserve=taken)
+        try:
+            dealt = deal_classes(task, k)
+        except FedloomError as error:
+            raise FedloomError(f"The newcomers cannot be dealt their data. {error}") from None
+        return Partition(pool[dealt.indices], dealt.offsets, dealt.note)
+
+
+def federate(
+    dataset: Dataset,
+    spec: str,
+    clients: int,
+    seed: int,
+    *,
+    pool: bool = False,
+    test_share: float = 0.2,
+    support_share: float = 0.2,
+    newcomers: int = 0,
+    newcomer_classes: int = 2,
+) -> Federation:
+    """Deal a data set to clients by the recipe `spec`, pooling its parts first if asked to."""
+    if newcomers < 0 or newcomer_classes < 1:
+        raise FedloomError("newcomers must be at least 0, and newcomer_classes at least 1.")
+    if pool:
+        dataset = dataset.pooled()
+    reserve = _reserve(spec, dataset, seed, newcomers, newcomer_classes)
+    dealt = partition(spec, dataset.y, clients, seed, n_classes=dataset.n_classes, reserve=reserve)
+    return Federation(
+        dataset,
+        dealt,
+        seed=seed,
+        test_share=test_share,
+        support_share=support_share,
+        newcomers=newcomers,
+        newcomer_classes=newcomer_classes,
+    )
+
+
+def _reserve(spec: str, dataset: Dataset, seed: int, newcomers: int, k: int) -> ClassSets:
+    """Combinations of k classes to hold back for newcomers, where clients would take them all."""
+    name, parsed = parse(spec)
+    if newcomers == 0 or name != "classes" or parsed.integer("K", parsed.argument, low=1) != k:
+        return frozenset()
+    return reserved(np.unique(dataset.y), k, newcomers, stream(seed, "reserve"))
+
+
+def _share(n: IntArray, share: float) -> IntArray:
+    """The share of n, rounded down; a hair is added so that 0.29 of 100 is 29 and not 28."""
+    rounded: IntArray = np.floor(share * n + 1e-9).astype(np.int64)
+    return rounded

@@ -1,0 +1,1 @@
+"""Experiments: config, runner, run store, comparison."""

@@ -1,0 +1,235 @@
+"""The two calls that do the work: `run` one method, `compare` several over seeds."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedloom.errors import FedloomError, unknown
+from fedloom.experiment.compare import Comparison
+from fedloom.experiment.config import make_config, merge, parse_settings
+from fedloom.experiment.plugins import is_file, method_class
+from fedloom.experiment.result import Result
+from fedloom.experiment.runner import Runner, Watcher
+from fedloom.experiment.settings import Config
+from fedloom.experiment.setup import prepare
+from fedloom.experiment.store import RunStore
+from fedloom.methods.registry import MethodOptions
+from fedloom.models import Factory
+
+MethodLike = str | MethodOptions | type[MethodOptions]
+
+
+def run(
+    method: MethodLike = "fedavg",
+    *,
+    data: Any = None,
+    model: str | Factory | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    watchers: Iterable[Watcher] = (),
+    lenient: bool = False,
+    **settings: Any,
+) -> Result:
+    """Run one federated experiment and return its result.
+
+    `method` is a name (`"fedprox"`, `"fedprox:mu=0.1"`), or a method of your own; `data` a name, a
+    path, arrays `(x, y)` or `(x, y, x_test, y_test)`; `model` a name or a factory
+    `(shape, classes) -> nn.Module`; all other settings are those of `fedloom.Config`.
+    The run is written to `out` (default: a new directory under `runs/`); with `resume` it goes on
+    from its last whole round.
+    """
+    plan = _plan(method, {**settings, "data": data, "model": model}, lenient=lenient)
+    store = RunStore(Path(out) if out is not None else default_out(plan.config, resume))
+    done = 0
+    if resume:
+        done = _reopen(store, plan)
+        stored = yaml.safe_load(store.config())
+        config, options = make_config(stored, type(plan.options))
+        if done >= config.rounds:
+            return Result(store.path)
+    else:
+        config, options = plan.config, plan.options
+    _check_custom(config, plan)
+    experiment = prepare(config, options.build(), data=plan.data, model=plan.model)
+    if done:
+        experiment.state.restore(store.checkpoint()[0])
+    if not resume:
+        store.create(config.dump(), overwrite=overwrite)
+    try:
+        Runner(experiment, store, watchers).run(done)
+    except OSError as e:
+        if e.errno != errno.ENOSPC:
+            raise
+        raise FedloomError(
+            f"The disk is full; what was done until then is safe in '{store.path}'. Make room and "
+            f"continue with --resume --out {store.path}."
+        ) from e
+    return Result(store.path)
+
+
+def compare(
+    methods: Sequence[MethodLike],
+    *,
+    seeds: int = 3,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    watchers: Iterable[Watcher] = (),
+    **settings: Any,
+) -> Comparison:
+    """Run several methods on the same data, clients, initial weights and participants.
+
+    Each of `seeds` seeds (`seed`, `seed + 1`, ...) gives one run per method; methods are paired
+    by seed. Settings go to all methods; each takes what concerns it.
+    """
+    if seeds < 1:
+        raise FedloomError(f"seeds={seeds}: at least one seed is needed.")
+    labels = [_label(m) for m in methods]
+    if len(set(labels)) < len(labels):
+        raise FedloomError("The same method is named twice; give variants as NAME:option=value.")
+    if not labels:
+        raise FedloomError("Name at least one method to compare.")
+    plans = []
+    for method, label in zip(methods, labels, strict=True):
+        known = {"data", "model", *Config.model_fields, *_named(method)[0].model_fields}
+        own = {key: value for key, value in settings.items() if key in known}
+        _plan(method, own, lenient=True)  # every method is checked before the first one runs
+        plans.append((method, label, own))
+    for key in settings:
+        if not any(key in own for _, _, own in plans):
+            raise unknown("setting", key, Config.model_fields)
+    folder = Path(out) if out is not None else _free(Path("runs") / "compare", resume)
+    todo = [
+        (method, label, own, seed + i, folder / _slug(f"{label}-s{seed + i}"))
+        for i in range(seeds)
+        for method, label, own in plans
+    ]
+    for *_, path in todo:
+        if RunStore(path).exists and not resume and not overwrite:
+            raise FedloomError(
+                f"'{folder}' holds runs already. Continue them with --resume, choose another "
+                "--out, or replace them with --overwrite."
+            )
+    results: dict[str, list[Result]] = {label: [] for label in labels}
+    for method, label, own, number, path in todo:
+        again = resume and RunStore(path).exists
+        result = run(
+            method, **own, seed=number, out=path, resume=again, overwrite=overwrite and not again,
+            watchers=watchers, lenient=True,
+        )  # fmt: skip
+        results[label].append(result)
+    return Comparison(results, folder)
+
+
+def load(path: str | Path) -> Result:
+    """A run that is on disk already."""
+    return Result(path)
+
+
+def default_out(config: Config, resume: bool = False) -> Path:
+    method = Path(config.method.partition(":")[0]).stem
+    data = Path(config.data).stem
+    return _free(Path("runs") / _slug(f"{method}-{data}-s{config.seed}"), resume)
+
+
+def _free(base: Path, resume: bool) -> Path:
+    """`base`, or with a number behind it: the first that is free, or the last that is not."""
+    names = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 10_000))]
+    taken = 0
+    while taken < len(names) and names[taken].exists():
+        taken += 1
+    return names[max(taken - 1, 0)] if resume else names[taken]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", text)
+
+
+def _label(method: MethodLike) -> str:
+    if isinstance(method, str):
+        return method
+    if isinstance(method, type):
+        return method.name
+    chosen = method.model_dump(exclude_defaults=True)
+    return method.name + "".join(f":{k}={v}" for k, v in chosen.items())
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What was asked for: checked settings, and the objects that no config can hold."""
+
+    config: Config
+    options: MethodOptions
+    given: frozenset[str]
+    data: Any
+    model: Factory | None
+
+
+def _plan(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> _Plan:
+    given = {k: v for k, v in settings.items() if k not in ("data", "model") or v is not None}
+    objects = {}
+    for key in ("data", "model"):
+        value = given.get(key)
+        if isinstance(value, Path):
+            given[key] = str(value)
+        elif value is not None and not isinstance(value, str):
+            objects[key], given[key] = value, "custom"
+    cls, named = _named(method)
+    given = merge(given, named)
+    config, options = make_config(given, cls, lenient=lenient)
+    keys = frozenset(given) | ({"params"} if set(given) & set(cls.model_fields) else set())
+    return _Plan(config, options, keys, objects.get("data"), objects.get("model"))
+
+
+def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
+    """The method's class, and the settings that name it and its options."""
+    if isinstance(method, str):
+        name, _, words = (method, "", "") if is_file(method) else method.partition(":")
+        params = parse_settings(words.split(",")) if words else {}
+        cls = method_class(name)
+    else:
+        cls = method if isinstance(method, type) else type(method)
+        name = cls.name
+        params = {} if isinstance(method, type) else method.model_dump()
+    return cls, {"method": name, "params": params} if params else {"method": name}
+
+
+def _reopen(store: RunStore, plan: _Plan) -> int:
+    """Check that a run may go on as asked, cut it to its last whole round, and count its rounds."""
+    RunStore.open(store.path)
+    before = yaml.safe_load(store.config())
+    after = plan.config.model_dump()
+    for key in sorted(plan.given & set(after)):
+        if before.get(key) != after[key] and key != "rounds":
+            raise FedloomError(
+                f"'{store.path}' was started with {key}={before.get(key)}, not {after[key]}. "
+                f"Resume it without {key}, or start a new run."
+            )
+    if "rounds" in plan.given and after["rounds"] != before["rounds"]:
+        if before["lr_schedule"].startswith("cosine"):
+            raise FedloomError(
+                "A cosine schedule depends on the number of rounds, so a run can't be changed "
+                f"from {before['rounds']} to {after['rounds']} rounds and still be the same run."
+            )
+        store.reconfigure(Config(**{**before, "rounds": after["rounds"]}).dump())
+    done = int(store.checkpoint()[1]["round"]) if store.has_checkpoint() else 0
+    store.cut(done)
+    return done
+
+
+def _check_custom(config: Config, plan: _Plan) -> None:
+    for key in ("data", "model"):
+        if getattr(config, key) == "custom" and getattr(plan, key) is None:
+            raise FedloomError(
+                f"This run's {key} was given as a Python object, which a config can't hold: pass "
+                f"{key}=... to fedloom.run again."
+            )

@@ -1,0 +1,133 @@
+"""From what the user gave, in whatever form, to checked settings.
+
+Unknown names are refused with the nearest valid one; values that can't be are explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from fedloom.errors import FedloomError, unknown
+from fedloom.experiment.settings import Config
+from fedloom.methods.registry import MethodOptions, configure
+
+
+def make_config(
+    settings: Mapping[str, Any], method: type[MethodOptions], *, lenient: bool = False
+) -> tuple[Config, MethodOptions]:
+    """The checked config and the configured method.
+
+    A setting that is not one of the config's may be one of the method's own. What the method's
+    definition fixes can't be set otherwise, except (`lenient`) in a comparison, where the same
+    settings go to several methods and each takes what concerns it.
+    """
+    given = dict(settings)
+    params = dict(given.pop("params", None) or {})
+    for key in [k for k in given if k not in Config.model_fields]:
+        if key in method.model_fields:
+            params[key] = given.pop(key)
+        else:
+            raise unknown("setting", key, [*Config.model_fields, *method.model_fields])
+    for key, value in method.fixed.items():
+        if key in given and not lenient and _normal(key, given[key]) != value:
+            raise FedloomError(
+                f"{method.name} fixes {key} to {value} by its definition, so {key}={given[key]} "
+                f"would do nothing. Leave {key} out."
+            )
+        given[key] = value
+    options = configure(method, params)
+    try:
+        config = Config(**given, params=options.model_dump())
+    except ValidationError as e:
+        raise _sentence(e) from None
+    if config.participants > config.clients:
+        raise FedloomError(
+            f"participation={config.participation:g} asks for more clients than there are "
+            f"({config.clients}). Give a fraction up to 1, or a number up to {config.clients}."
+        )
+    return config, options
+
+
+def _normal(key: str, value: Any) -> Any:
+    try:
+        return getattr(Config(**{key: value}), key)
+    except ValidationError as e:
+        raise _sentence(e) from None
+
+
+def _sentence(error: ValidationError) -> FedloomError:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"][:1])
+    about = Config.model_fields[name].description if name in Config.model_fields else ""
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    return FedloomError(f"{name}={first.get('input')!r} is not valid: {message} ({name}: {about}).")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Settings from a YAML file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedloomError(f"There is no config file '{path}'.") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise FedloomError(f"The config file '{path}' can't be read: {e}.") from None
+    except yaml.YAMLError as e:
+        raise FedloomError(f"'{path}' is not valid YAML: {' '.join(str(e).split())}.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise FedloomError(f"'{path}' must hold settings as 'key: value' lines.")
+    return content
+
+
+def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words; values are read as YAML, dots lead into options.
+
+    >>> parse_settings(["lr=0.1", "model_options.norm=group", "mu=1"])
+    {'lr': 0.1, 'model_options': {'norm': 'group'}, 'mu': 1}
+    """
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not sign or not key.strip():
+            raise FedloomError(f"--set takes key=value, not '{pair}'.")
+        try:
+            value = _number(yaml.safe_load(text))
+        except yaml.YAMLError:
+            raise FedloomError(f"The value in --set {pair} is not valid YAML.") from None
+        *path, last = key.strip().split(".")
+        at = out
+        for step in path:
+            at = at.setdefault(step, {})
+            if not isinstance(at, dict):
+                raise FedloomError(f"--set {pair}: '{step}' has a value already.")
+        at[last] = value
+    return out
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads 1e-5 as text; people mean the number."""
+    if isinstance(value, str):
+        try:
+            return float(value) if "e" in value.lower() and value[:1] in "+-.0123456789" else value
+        except ValueError:
+            return value
+    return value
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Later settings over earlier ones; the option groups are merged, not replaced."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if isinstance(value, Mapping) and isinstance(out.get(key), Mapping):
+                out[key] = {**out[key], **value}
+            else:
+                out[key] = dict(value) if isinstance(value, Mapping) else value
+    return out

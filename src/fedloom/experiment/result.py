@@ -1,0 +1,149 @@
+"""What a run left behind, as tables, pictures and a model. Reads the run store and nothing else."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fedloom.errors import FedloomError
+from fedloom.experiment.plugins import model_factory
+from fedloom.experiment.store import RunStore
+from fedloom.layout import Columns, Layout
+from fedloom.models import Factory, build
+from fedloom.population import Population
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import nn
+
+_PREFIX = {"test": "test_", "clients": "", "newcomers": "new_"}
+
+
+class Result:
+    """A run, finished or not.
+
+    `rounds`: one row per round; scores (NaN where the round was not scored) are `test_accuracy`,
+    `test_loss`, and over clients `micro`, `macro`, `std`, `worst10`, `best10`, `loss`, `precision`,
+    `recall`, `f1`, the same with `new_` for newcomers. `clients`: one row per scored client and
+    evaluation.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.store = RunStore.open(Path(path))
+        self.path = self.store.path
+
+    def __repr__(self) -> str:
+        done = self.summary
+        return f"Result({str(self.path)!r}, method={done['method']}, rounds={done['rounds']})"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        content = yaml.safe_load(self.store.config())
+        if not isinstance(content, dict):
+            raise FedloomError(f"'{self.store.config_file}' is not a run's config.")
+        return content
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        return self.store.rounds()
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        return pd.DataFrame([_flat(record) for record in self.records])
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        return self.store.clients()
+
+    @property
+    def evaluations(self) -> pd.DataFrame:
+        """The rounds that were scored."""
+        return (
+            self.rounds[self.rounds["eval_seconds"].notna()]
+            if "eval_seconds" in self.rounds
+            else self.rounds.iloc[:0]
+        )
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The last scores and the total cost."""
+        out: dict[str, Any] = {
+            "method": self.config["method"],
+            "seed": self.config["seed"],
+            "rounds": len(self.records),
+            "rounds_asked": self.config["rounds"],
+        }
+        scored = self.evaluations
+        if len(scored):
+            last = scored.iloc[-1]
+            names = [n for n in scored.columns if n not in _COST and pd.notna(last[n])]
+            out |= {name: last[name].item() for name in names if np.isscalar(last[name])}
+        if self.records:
+            for name in ("bytes_up", "bytes_down", "macs", "seconds"):
+                out[name] = sum(record[name] for record in self.records)
+            out["bytes"] = out["bytes_up"] + out["bytes_down"]
+            out["eval_seconds"] = float(scored["eval_seconds"].sum()) if len(scored) else 0.0
+            out["peak_memory"] = int(self.rounds["peak_memory"].max())
+        return out
+
+    def model(self, client: int | None = None, factory: Factory | None = None) -> nn.Module:
+        """The trained model as a plain `nn.Module`: the shared one, or a client's own.
+
+        A model of your own factory needs that factory again.
+        """
+        tensors, about = self.store.checkpoint()
+        if factory is None and about["model"] == "custom":
+            raise FedloomError(
+                "This run's model came from a factory given in Python: pass it again, "
+                "result.model(factory=...)."
+            )
+        shape = tuple(about["shape"])
+        source = factory or model_factory(about["model"])
+        module = build(source, shape, about["classes"], about["seed"], about["model_options"])
+        layout = Layout.of(module, about["extras"])
+        row = tensors["shared"]
+        if "kept/clients" in tensors:
+            ranges = tuple((start, stop) for start, stop in about["kept"])
+            kept = Population(Columns(ranges, layout.size), layout.dtype)
+            kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
+            if client is None:
+                raise FedloomError(
+                    "Clients of this method keep models of their own: say whose, for example "
+                    f"model(client={int(kept.clients[0])})."
+                )
+            if not 0 <= client < self.config["clients"]:
+                raise FedloomError(
+                    f"There is no client {client}; they are numbered 0 to "
+                    f"{self.config['clients'] - 1}."
+                )
+            row = kept.compose([client], row)[0]
+        return layout.load(module, row).eval()
+
+    def plot(self, file: str | Path | None = None) -> Figure:
+        """Accuracy over rounds and the spread over clients; saved if `file` is given."""
+        from fedloom.report.plots import plot_run, save
+
+        figure = plot_run(self.rounds, self.clients, title=self.path.name)
+        if file is not None:
+            save(figure, Path(file))
+        return figure
+
+
+_COST = {
+    "round", "participants", "lr", "train_loss", "bytes_up", "bytes_down", "macs", "steps",
+    "seconds", "eval_seconds", "peak_memory", "kept",
+}  # fmt: skip
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    out = {k: v for k, v in record.items() if k not in _PREFIX}
+    out["participants"] = len(record["participants"])
+    for group, prefix in _PREFIX.items():
+        scores = record.get(group, {})
+        out |= {prefix + name: v for name, v in scores.items() if not isinstance(v, dict)}
+    return out

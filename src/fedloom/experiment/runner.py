@@ -1,0 +1,241 @@
+"""The walk of a run, the same for every method.
+
+Topology says who is there, select gives each one its indices, rows are gathered, the engine runs
+the local rule on them, mix combines what came back into the declared state; every `eval_every`
+rounds each client's own model (state composed, then adapted) is scored. Nothing here may depend on
+which method it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedloom.engine import Scored, Task, Trained
+from fedloom.experiment.setup import Experiment
+from fedloom.experiment.store import RunStore
+from fedloom.local import LocalRule, Optimiser
+from fedloom.metrics.cost import peak_memory, reset_peak_memory
+from fedloom.metrics.scores import client_scores, summarise
+from fedloom.mix import Gathering
+from fedloom.streams import stream
+
+_SCORED_AT_ONCE = 64  # personal models composed in memory at a time
+
+
+class Watcher(Protocol):
+    """Something that wants to know how a run goes: progress bars, live pages."""
+
+    def start(self, rounds: int, done: int) -> None: ...
+
+    def round(self, record: dict[str, Any]) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Runner:
+    """Walks the rounds of one experiment and writes them to its store."""
+
+    def __init__(
+        self, experiment: Experiment, store: RunStore, watchers: Iterable[Watcher] = ()
+    ) -> None:
+        self.experiment = experiment
+        self.store = store
+        self.watchers = tuple(watchers)
+
+    def run(self, done: int = 0) -> None:
+        """Run from the round after `done` to the last. The first evaluation is of round 0."""
+        x, config = self.experiment, self.experiment.config
+        threads = torch.get_num_threads()
+        torch.set_num_threads(config.threads)
+        reset_peak_memory()
+        for watcher in self.watchers:
+            watcher.start(config.rounds, done)
+        try:
+            for t in range(done + 1, config.rounds + 1):
+                record = self.round(t)
+                if t % config.eval_every == 0 or t == config.rounds:
+                    record |= self.evaluate(t)
+                record["peak_memory"] = peak_memory(x.device)
+                # The checkpoint last: a round counts once its state is safe.
+                self.store.add_round(record)
+                if t % config.checkpoint_every == 0 or t == config.rounds:
+                    self.store.add_checkpoint(t, x.state.tensors(), x.about)
+                for watcher in self.watchers:
+                    watcher.round(record)
+            self.store.finish()
+        finally:
+            torch.set_num_threads(threads)
+            x.engine.close()
+            for watcher in self.watchers:
+                watcher.end()
+
+    def round(self, t: int) -> dict[str, Any]:
+        """One round of training; returns its record."""
+        started = time.perf_counter()
+        x, config, method = self.experiment, self.experiment.config, self.experiment.method
+        state, layout = x.state, x.layout
+
+        def names(*purpose: str | int) -> np.random.Generator:
+            return stream(config.seed, *purpose, t)
+
+        contacts = method.topology.contacts(t, config.clients, config.participants, names)
+        clients = contacts.participants
+        starts = state.rows(clients)
+        optimiser = config.optimiser(t)
+        task = Task(method.local, config.budget, optimiser, t, method.select)
+        trained = x.engine.train(task, clients, starts)
+        rows = _scatter(starts, trained)
+        gathering = Gathering(
+            round=t,
+            layout=layout,
+            contacts=contacts,
+            shared=state.shared,
+            clients=clients,
+            weights=self._weights(clients),
+            rows=rows,
+            lr=optimiser.lr,
+            stream=names,
+            indexes=trained.indexes,
+            whole_down=method.select.sees_data,
+            memory=state.memory,
+        )
+        state.apply(method.mix.combine(gathering), clients, rows)
+        up, down = self._bytes(gathering, t)
+        seen = max(int(trained.samples.sum()), 1)
+        return {
+            "round": t,
+            "participants": clients.tolist(),
+            "lr": optimiser.lr,
+            "train_loss": float((trained.loss * trained.samples).sum() / seen),
+            "bytes_up": up,
+            "bytes_down": down,
+            "macs": int(trained.macs.sum()),
+            "steps": int(trained.steps.sum()),
+            "seconds": time.perf_counter() - started,
+        }
+
+    def evaluate(self, t: int) -> dict[str, Any]:
+        """Score the common test set and every client's own; store the per-client table."""
+        started = time.perf_counter()
+        x = self.experiment
+        record: dict[str, Any] = {}
+        clients = self._scored_clients
+        common = self._score_common(clients)
+        if common is not None:
+            record["test"] = common
+        tables = []
+        for population, members in (("local", clients), ("new", self._newcomers)):
+            if not len(members):
+                continue
+            table = self._score_clients(t, members)
+            table.insert(0, "round", t)
+            table.insert(1, "population", population)
+            tables.append(table)
+            summary = summarise(table)
+            if summary:
+                record["clients" if population == "local" else "newcomers"] = summary
+        if tables:
+            self.store.add_clients(t, pd.concat(tables, ignore_index=True))
+        return {**record, "eval_seconds": time.perf_counter() - started, "kept": len(x.state.kept)}
+
+    def _weights(self, clients: np.ndarray) -> np.ndarray:
+        x = self.experiment
+        part = x.method.local.weighs
+        if x.method.topology.pools:
+            return np.array([x.federation.sizes(part).sum()], dtype=np.float64)
+        return np.array([x.federation.size(int(c), part) for c in clients], dtype=np.float64)
+
+    def _bytes(self, gathering: Gathering, t: int) -> tuple[int, int]:
+        x = self.experiment
+        if x.method.topology.pools:  # the data moves once, the model never
+            data = x.dataset
+            image = int(np.prod(data.shape)) * np.dtype(data.x.dtype).itemsize
+            label = np.min_scalar_type(max(data.n_classes - 1, 1)).itemsize
+            return (int(x.federation.sizes("train").sum()) * (image + label) if t == 1 else 0), 0
+        traffic = x.method.mix.traffic(gathering)
+        each = x.layout.bytes
+        return int(traffic.up.sum()) * each, int(traffic.down.sum()) * each
+
+    @cached_property
+    def _scored_clients(self) -> np.ndarray:
+        config = self.experiment.config
+        everyone, most = config.clients, config.eval_clients
+        if everyone <= most:
+            return np.arange(everyone)
+        drawn = stream(config.seed, "scored-clients").choice(everyone, size=most, replace=False)
+        return np.sort(drawn)
+
+    @cached_property
+    def _newcomers(self) -> np.ndarray:
+        return np.array(self.experiment.federation.newcomer_ids, dtype=np.int64)
+
+    def _score_common(self, clients: np.ndarray) -> dict[str, float] | None:
+        """The common test set: by the shared model, or the mean over the clients' own."""
+        x = self.experiment
+        if not len(x.federation.global_test()):
+            return None
+        who = clients if x.state.personal else clients[:1] if len(clients) else np.zeros(1, int)
+        accuracies, losses = [], []
+        for some in _chunks(who):
+            scored = x.engine.score_global(x.state.rows(some), some)
+            total = scored.confusion.sum((1, 2))
+            accuracies.append(np.trace(scored.confusion, axis1=1, axis2=2) / total)
+            losses.append(scored.loss / total)
+        accuracy, loss = np.concatenate(accuracies), np.concatenate(losses)
+        return {"accuracy": float(accuracy.mean()), "loss": float(loss.mean())}
+
+    def _score_clients(self, t: int, clients: np.ndarray) -> pd.DataFrame:
+        x = self.experiment
+        adapt = x.method.adapt
+        tables = []
+        for some in _chunks(clients):
+            rows = x.state.rows(some)
+            holds = np.stack([x.federation.classes_of(int(c)) for c in some])
+            table = self._table(x.engine.score(some, rows, adapt.scored), holds)
+            if adapt.rule is not None:
+                before = table["accuracy"]
+                rows = self._adapted(t, adapt.rule, some, rows)
+                table = self._table(x.engine.score(some, rows, adapt.scored), holds)
+                table["accuracy_before"] = before
+            table.insert(0, "client", some)
+            table.insert(1, "capacity", 1.0)
+            table.insert(2, "train_samples", [x.federation.size(int(c), "train") for c in some])
+            tables.append(table)
+        return pd.concat(tables, ignore_index=True)
+
+    @staticmethod
+    def _table(scored: Scored, holds: np.ndarray) -> pd.DataFrame:
+        return client_scores(scored.confusion, scored.loss, holds)
+
+    def _adapted(self, t: int, rule: LocalRule, clients: np.ndarray, rows: Tensor) -> Tensor:
+        x = self.experiment
+        adapt, optimiser = x.method.adapt, x.config.optimiser(t)
+        if adapt.lr is not None:
+            optimiser = Optimiser(adapt.lr)
+        data = dict.fromkeys(rule.parts, adapt.learns)
+        task = Task(rule, adapt.budget, optimiser, t, data=data)
+        return torch.stack(x.engine.train(task, clients, rows).rows)
+
+
+def _scatter(starts: Tensor, trained: Trained) -> Tensor:
+    """Whole rows: what was trained, over what the client started from."""
+    out = torch.empty((len(trained.rows), starts.shape[1]), dtype=starts.dtype)
+    for i, (row, index) in enumerate(zip(trained.rows, trained.indexes, strict=True)):
+        if index is None:
+            out[i] = row
+        else:
+            out[i] = starts[i]
+            out[i, index] = row
+    return out
+
+
+def _chunks(clients: np.ndarray) -> Iterable[np.ndarray]:
+    return (clients[at : at + _SCORED_AT_ONCE] for at in range(0, len(clients), _SCORED_AT_ONCE))

@@ -1,0 +1,142 @@
+"""Every setting of a run, its default and its meaning, in one place.
+
+The same names serve the Python API, the YAML file and the command line. What a run resolved them to
+is written beside its results and reruns it exactly. Nothing heavy is imported here before it is
+used: the command line's help is made from this class.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+if TYPE_CHECKING:
+    from fedloom.local import Budget, Optimiser
+
+
+class Config(BaseModel):
+    """A federated experiment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    method: str = Field("fedavg", description="method name, or FILE.py[:CLASS] of your own")
+    params: dict[str, Any] = Field(
+        {}, description="the method's own options (fedloom methods NAME)"
+    )
+
+    data: str = Field("digits", description="data set name, .npz file or folder of images")
+    data_options: dict[str, Any] = Field({}, description="options of the data set")
+    clients: int = Field(50, ge=1, description="number of registered clients")
+    partition: str = Field("dirichlet:0.5", description="who holds what")
+    pool: bool = Field(False, description="pool the train and test files before dealing (S1)")
+    test_share: float = Field(
+        0.2, ge=0, lt=1, description="each client's share held out for its score"
+    )
+    support_share: float = Field(
+        0.2, ge=0, lt=1, description="share of a part that is support, the rest is query"
+    )
+    newcomers: int = Field(
+        0, ge=0, description="clients that take no part in training, scored apart"
+    )
+    newcomer_classes: int = Field(
+        2, ge=1, description="classes of a newcomer, in combinations nobody trained on"
+    )
+    augment: str = Field("none", description="none | flip | crop:PIXELS | flip+crop:PIXELS")
+
+    model: str = Field("auto", description="auto, a built-in model, or FILE.py:FACTORY of your own")
+    model_options: dict[str, Any] = Field(
+        {}, description="options of the model: hidden, channels, norm, ..."
+    )
+
+    rounds: int = Field(50, ge=1, description="rounds of training")
+    participation: float = Field(
+        0.2, gt=0, description="fraction of clients a round (up to 1), or their number (2 or more)"
+    )
+    epochs: int = Field(1, ge=1, description="local passes over the client's data per round")
+    steps: int | None = Field(None, ge=1, description="local batches per round, in place of epochs")
+    batch: int | str = Field(32, description="batch size, or inf for all samples at once")
+    lr: float = Field(0.05, gt=0, allow_inf_nan=False, description="learning rate")
+    lr_schedule: str = Field(
+        "constant",
+        description="constant | cosine[:FLOOR] | step:EVERY,FACTOR | exp:FACTOR, by round",
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum, rebuilt each round")
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight decay (L2)")
+    clip: float | None = Field(None, gt=0, description="largest gradient norm")
+
+    seed: int = Field(0, ge=0, description="names every random stream of the run")
+    eval_every: int = Field(
+        5, ge=1, description="score after every so many rounds, and after the last"
+    )
+    eval_clients: int = Field(
+        1000, ge=0, description="most clients to score; a fixed random choice beyond that"
+    )
+    static_samples: int = Field(
+        5000, ge=1, description="samples that measure static norm statistics"
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
+    threads: int = Field(
+        1, ge=1, description="CPU threads of one training step; other numbers may change last bits"
+    )
+    checkpoint_every: int = Field(1, ge=1, description="keep the state after every so many rounds")
+
+    @field_validator("batch", mode="before")
+    @classmethod
+    def _batch(cls, value: Any) -> int | str:
+        if isinstance(value, float) and math.isinf(value):
+            return "inf"
+        text = str(value).lower()
+        if text in ("inf", "full", "all", "∞"):
+            return "inf"
+        if not text.isdigit() or int(text) < 1:
+            raise ValueError("a batch size is a whole number from 1 up, or inf for all samples")
+        return int(text)
+
+    @field_validator("participation")
+    @classmethod
+    def _participation(cls, value: float) -> float:
+        if value > 1 and value != int(value):
+            raise ValueError("a number of clients must be whole; a fraction is at most 1")
+        return value
+
+    @field_validator("augment")
+    @classmethod
+    def _augment(cls, value: str) -> str:
+        from fedloom.engine.batches import Augment
+
+        Augment.parse(value)
+        return value
+
+    @field_validator("lr_schedule")
+    @classmethod
+    def _schedule(cls, value: str) -> str:
+        from fedloom.local import Schedule
+
+        Schedule(value)
+        return value
+
+    @property
+    def participants(self) -> int:
+        """m = max(⌊C·K⌋, 1), or the number asked for."""
+        if self.participation > 1:
+            return int(self.participation)
+        return max(math.floor(self.participation * self.clients + 1e-9), 1)
+
+    @property
+    def budget(self) -> Budget:
+        from fedloom.local import Budget
+
+        size = None if self.batch == "inf" else int(self.batch)
+        return Budget(epochs=self.epochs, steps=self.steps, batch=size)
+
+    def optimiser(self, round: int) -> Optimiser:
+        from fedloom.local import Optimiser, Schedule
+
+        lr = self.lr * Schedule(self.lr_schedule).factor(round, self.rounds)
+        return Optimiser(lr, self.momentum, self.weight_decay, self.clip)
+
+    def dump(self) -> str:
+        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,132 @@
+"""From a config to something that can run: data, model, method, state and engine, all checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedloom.data.catalog import load
+from fedloom.data.dataset import Dataset
+from fedloom.data.split import Federation, federate
+from fedloom.engine import Engine, Serial, Setting
+from fedloom.engine.batches import Augment
+from fedloom.errors import FedloomError
+from fedloom.experiment.plugins import model_factory
+from fedloom.experiment.settings import Config
+from fedloom.experiment.state import State
+from fedloom.layout import Layout
+from fedloom.method import Method
+from fedloom.models import Factory, build, choose
+
+
+@dataclass
+class Experiment:
+    """Everything a runner walks over."""
+
+    config: Config
+    method: Method
+    dataset: Dataset
+    federation: Federation
+    layout: Layout
+    state: State
+    engine: Engine
+    device: torch.device
+    about: dict[str, Any]  # what is needed to build the model again
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as e:
+        reason = str(e).splitlines()[0]
+        raise FedloomError(f"The device '{name}' can't be used here: {reason}") from None
+    return device
+
+
+def load_dataset(config: Config, data: Any = None) -> Dataset:
+    """The data set of a config, or the user's own object in its place."""
+    options = dict(config.data_options)
+    if config.data == "synthetic" and data is None:
+        options.setdefault("samples", max(20_000, 20 * config.clients))
+    return load(config.data if data is None else data, options=options)
+
+
+def make_federation(config: Config, dataset: Dataset) -> Federation:
+    return federate(
+        dataset,
+        config.partition,
+        config.clients,
+        config.seed,
+        pool=config.pool,
+        test_share=config.test_share,
+        support_share=config.support_share,
+        newcomers=config.newcomers,
+        newcomer_classes=config.newcomer_classes,
+    )
+
+
+def prepare(
+    config: Config, method: Method, *, data: Any = None, model: Factory | None = None
+) -> Experiment:
+    """Build and check everything before any long work begins."""
+    device = pick_device(config.device)
+    dataset = load_dataset(config, data)
+    federation = make_federation(config, dataset)
+    dataset = federation.dataset
+    factory = model or model_factory(config.model)
+    shape, classes = dataset.shape, dataset.n_classes
+    make = partial(build, factory, shape, classes, config.seed, config.model_options)
+    module = make()
+    layout = Layout.of(module, method.local.extras)
+    shared = layout.flatten(module, method.local.extras)
+    _try(module, shape, classes)
+    engine = Serial(
+        Setting(
+            build=make,
+            layout=layout,
+            dataset=dataset,
+            federation=federation,
+            device=device,
+            seed=config.seed,
+            augment=Augment.parse(config.augment),
+            extras=tuple(method.local.extras),
+            pools=method.topology.pools,
+            static_samples=config.static_samples,
+        )
+    )
+    state = State(layout, method.mix, shared)
+    about = {
+        "model": choose(shape) if factory == "auto" else config.model,
+        "model_options": config.model_options,
+        "shape": list(shape),
+        "classes": classes,
+        "seed": config.seed,
+        "extras": dict(method.local.extras),
+        "kept": state.kept.columns.ranges,
+    }
+    return Experiment(config, method, dataset, federation, layout, state, engine, device, about)
+
+
+def _try(module: nn.Module, shape: tuple[int, int, int], classes: int) -> None:
+    """One pass through the model: whether it and the data fit at all."""
+    try:
+        with torch.no_grad():
+            logits = module.eval()(torch.zeros((2, *shape)))
+    except (RuntimeError, ValueError, TypeError) as e:
+        reason = str(e).splitlines()[0]
+        raise FedloomError(
+            f"The model can't take images of shape {shape}: {reason}. Choose another --model."
+        ) from e
+    if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
+        got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise FedloomError(
+            f"The model must return one logit per class, (batch, {classes}); for a batch of 2 it "
+            f"returned {got}."
+        )

@@ -1,0 +1,76 @@
+"""The state of a run between two rounds: all that a checkpoint has to hold, and nothing else.
+
+One shared row, the columns that clients keep, and what the method's parts declared to remember.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from fedloom.errors import FedloomError
+from fedloom.layout import Layout
+from fedloom.mix.base import Fields, Mix, Mixed
+from fedloom.population import Population
+
+
+class State:
+    """The shared row, the kept rows and the declared memory."""
+
+    def __init__(self, layout: Layout, mix: Mix, shared: Tensor) -> None:
+        self.shared = shared
+        self.kept = Population(mix.kept(layout), layout.dtype)
+        self.memory: dict[str, dict[int, Fields]] = {name: {} for name in mix.memory}
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients keep anything of their own."""
+        return len(self.kept.columns) > 0
+
+    def rows(self, clients: np.ndarray) -> Tensor:
+        """The model of each client: what it keeps over what is shared."""
+        return self.kept.compose(clients, self.shared)
+
+    def apply(self, mixed: Mixed, clients: np.ndarray, rows: Tensor) -> None:
+        """Keep what the clients trained, then what the mix made of it."""
+        undeclared = set(mixed.memory) - set(self.memory)
+        if undeclared:
+            raise FedloomError(
+                f"The mix remembers '{sorted(undeclared)[0]}' without declaring it: add the name "
+                "to its `memory`, so that checkpoints and deployment know of it."
+            )
+        if self.personal:
+            self.kept.put(clients, rows)
+        if mixed.reset:
+            self.kept.clear()
+        if mixed.shared is not None:
+            self.shared = mixed.shared
+        if mixed.clients is not None and mixed.rows is not None:
+            self.kept.put(mixed.clients, mixed.rows)
+        for name, entries in mixed.memory.items():
+            self.memory[name].update(entries)
+
+    def tensors(self) -> dict[str, Tensor]:
+        out = {"shared": self.shared}
+        if self.personal:
+            out |= {f"kept/{name}": value for name, value in self.kept.tensors().items()}
+        for name, entries in self.memory.items():
+            for key, fields in entries.items():
+                out |= {f"memory/{name}/{key}/{field}": v for field, v in fields.items()}
+        return {name: value.contiguous() for name, value in out.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors["shared"].shape != self.shared.shape:
+            raise FedloomError(
+                f"The checkpoint holds a model of {tensors['shared'].numel():,} values, this "
+                f"config builds one of {self.shared.numel():,}."
+            )
+        self.shared = tensors["shared"].clone()
+        if self.personal:
+            self.kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
+        for path, value in tensors.items():
+            if path.startswith("memory/"):
+                _, name, key, field = path.split("/", 3)
+                self.memory[name].setdefault(int(key), {})[field] = value.clone()

@@ -1,0 +1,187 @@
+"""A run on disk: config, one JSON line per round, a per-client table, checkpoints.
+
+Everything is written so that a kill at any moment loses at most the current round: lines are
+appended and flushed, tables and checkpoints appear under their name only when they are whole. What
+stands behind the last whole checkpoint is cut off before a run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from fedloom.errors import FedloomError
+
+_CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
+_META = "fedloom"
+
+
+class RunStore:
+    """The directory of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.rounds_file = path / "rounds.jsonl"
+        self.clients_file = path / "clients.parquet"
+        self._parts = path / "clients"
+        self._checkpoints = path / "checkpoints"
+
+    @property
+    def exists(self) -> bool:
+        return self.config_file.exists()
+
+    @staticmethod
+    def open(path: Path) -> RunStore:
+        """A run that is there, or an error that says what is wrong."""
+        store = RunStore(Path(path))
+        if not store.exists:
+            what = (
+                "is not a run: it has no config.yaml" if store.path.exists() else "does not exist"
+            )
+            raise FedloomError(f"'{path}' {what}. Runs are directories such as runs/NAME.")
+        return store
+
+    def create(self, config: str, *, overwrite: bool = False) -> None:
+        """Start a new run here."""
+        if self.exists and not overwrite:
+            raise FedloomError(
+                f"'{self.path}' holds a run already. Continue it with --resume, choose another "
+                "--out, or replace it with --overwrite."
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise FedloomError(f"'{self.path}' is a file; --out names a directory.")
+        if self.path.is_dir() and not self.exists and any(self.path.iterdir()):
+            raise FedloomError(
+                f"'{self.path}' is a directory with other files in it. Choose another --out."
+            )
+        if self.exists:
+            self.config_file.unlink()
+            for old in (self._parts, self._checkpoints):
+                shutil.rmtree(old, ignore_errors=True)
+            for old in (self.rounds_file, self.clients_file):
+                old.unlink(missing_ok=True)
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        self._parts.mkdir(exist_ok=True)
+        self._replace(self.config_file, config.encode())
+
+    def reconfigure(self, config: str) -> None:
+        self._replace(self.config_file, config.encode())
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def add_round(self, record: dict[str, Any]) -> None:
+        with self.rounds_file.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def add_clients(self, round: int, table: pd.DataFrame) -> None:
+        with _whole(self._parts / f"round-{round:06d}.parquet") as part:
+            table.to_parquet(part, index=False)
+
+    def add_checkpoint(self, round: int, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Keep the state after `round`; the one before it is dropped once this one is whole."""
+        meta = {_META: json.dumps({"round": round, **about}, sort_keys=True)}
+        with _whole(self._checkpoints / f"round-{round:06d}.safetensors") as part:
+            safetensors.torch.save_file(tensors, part, metadata=meta)
+        for number, old in self._saved():
+            if number < round:
+                old.unlink()
+
+    def finish(self) -> None:
+        """Gather the per-client tables into one file."""
+        parts = sorted(self._parts.glob("*.parquet"))
+        if parts:
+            with _whole(self.clients_file) as whole:
+                self.clients().to_parquet(whole, index=False)
+            for part in parts:
+                part.unlink()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def config(self) -> str:
+        return self.config_file.read_text(encoding="utf-8")
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The records of all whole rounds; a torn last line is passed over."""
+        if not self.rounds_file.exists():
+            return []
+        out = []
+        for line in self.rounds_file.read_text(encoding="utf-8").splitlines():
+            try:
+                out.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return out
+
+    def clients(self) -> pd.DataFrame:
+        """Every client's scores at every evaluation."""
+        files = [self.clients_file] if self.clients_file.exists() else []
+        files += sorted(self._parts.glob("*.parquet"))
+        if not files:
+            return pd.DataFrame()
+        return (
+            pd.concat([pd.read_parquet(f) for f in files], ignore_index=True)
+            .drop_duplicates(["round", "population", "client"], keep="last")
+            .reset_index(drop=True)
+        )
+
+    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The newest whole state and what is known about it."""
+        for _, file in reversed(self._saved()):
+            try:
+                with safetensors.safe_open(file, framework="pt") as f:
+                    tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+                    return tensors, json.loads(f.metadata()[_META])
+            except (safetensors.SafetensorError, OSError, KeyError, TypeError):
+                continue
+        raise FedloomError(f"'{self.path}' has no whole checkpoint yet, so there is no model.")
+
+    def has_checkpoint(self) -> bool:
+        return bool(self._saved())
+
+    def cut(self, round: int) -> None:
+        """Forget everything after `round`, so that a resumed run writes it anew."""
+        lines = "".join(json.dumps(r) + "\n" for r in self.rounds() if r["round"] <= round)
+        if self.rounds_file.exists() and self.rounds_file.read_text(encoding="utf-8") != lines:
+            self._replace(self.rounds_file, lines.encode())
+        for part in self._parts.glob("round-*.parquet"):
+            if int(part.stem.split("-")[1]) > round:
+                part.unlink()
+        if self.clients_file.exists():
+            table = pd.read_parquet(self.clients_file)
+            if (table["round"] > round).any():
+                with _whole(self.clients_file) as whole:
+                    table[table["round"] <= round].to_parquet(whole, index=False)
+
+    def _saved(self) -> list[tuple[int, Path]]:
+        found = [
+            (m, f) for f in self._checkpoints.glob("*") if (m := _CHECKPOINT.fullmatch(f.name))
+        ]
+        return sorted((int(m[1]), f) for m, f in found)
+
+    @staticmethod
+    def _replace(file: Path, content: bytes) -> None:
+        with _whole(file) as part:
+            part.write_bytes(content)
+
+
+@contextmanager
+def _whole(file: Path) -> Iterator[Path]:
+    """A temporary name to write to; it becomes `file` only if the writing succeeds."""
+    part = file.with_name(f".{file.name}.part")
+    try:
+        yield part
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)

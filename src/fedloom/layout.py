@@ -1,0 +1,253 @@
+"""The layout of a model: any `nn.Module` as one flat vector, and back, exactly.
+
+A layout names the coordinates of that vector (a *row*): which columns belong to which parameter,
+buffer, layer or part ("body", "head", ...). It knows nothing of clients, methods or training.
+
+Columns stand in this order: trainable parameters, extra columns that a method adds (such as
+learned step sizes), then everything that no gradient reaches: frozen parameters and persistent
+buffers (batch-norm statistics). So `row[:layout.trainable]` is what an optimiser moves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.errors import FedloomError, unknown
+
+Kind = Literal["param", "extra", "frozen", "buffer"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the model and the columns it takes."""
+
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    start: int
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+    @property
+    def tensor(self) -> str:
+        """The name of the model's tensor: an extra column's without its prefix."""
+        return self.name.split("/", 1)[-1]
+
+    @property
+    def layer(self) -> str:
+        """The module that owns this tensor."""
+        return self.tensor.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A set of columns as sorted, disjoint ranges: what is shared, kept, sent or mixed."""
+
+    ranges: tuple[tuple[int, int], ...]
+    width: int  # of the whole row
+
+    @staticmethod
+    def union(ranges: Iterable[tuple[int, int]], width: int) -> Columns:
+        merged: list[tuple[int, int]] = []
+        for start, stop in sorted(r for r in ranges if r[0] < r[1]):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+            else:
+                merged.append((start, stop))
+        return Columns(tuple(merged), width)
+
+    def __len__(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
+
+    @property
+    def everything(self) -> bool:
+        return self.ranges == ((0, self.width),)
+
+    def others(self) -> Columns:
+        """The columns that are not in this set."""
+        edges = [0, *itertools.chain.from_iterable(self.ranges), self.width]
+        return Columns.union(zip(edges[::2], edges[1::2], strict=True), self.width)
+
+    @cached_property
+    def index(self) -> Tensor:
+        parts = [torch.arange(start, stop) for start, stop in self.ranges]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+
+    def take(self, rows: Tensor) -> Tensor:
+        """These columns of a row or of a matrix of rows; a view where they are one range."""
+        if len(self.ranges) == 1:
+            start, stop = self.ranges[0]
+            return rows[..., start:stop]
+        return rows.index_select(-1, self.index.to(rows.device))
+
+    def put(self, rows: Tensor, values: Tensor) -> None:
+        """Write `values` into these columns of `rows`, in place."""
+        at = 0
+        for start, stop in self.ranges:
+            rows[..., start:stop] = values[..., at : at + stop - start]
+            at += stop - start
+
+
+class Layout:
+    """Names for the columns of a flat model.
+
+    >>> layout = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
+    >>> layout.size, len(layout.columns("head")), len(layout.columns("body"))
+    (13, 4, 9)
+    """
+
+    def __init__(self, entries: tuple[Entry, ...], dtype: torch.dtype) -> None:
+        self.entries = entries
+        self.dtype = dtype
+        self.size = entries[-1].stop if entries else 0
+        moved = [e for e in entries if e.kind in ("param", "extra")]
+        self.trainable = moved[-1].stop if moved else 0
+
+    @staticmethod
+    def of(module: nn.Module, extras: Iterable[str] = ()) -> Layout:
+        """The layout of `module`; each of `extras` adds a column to every trainable weight."""
+        params = dict(module.named_parameters())
+        trainable = {n: p for n, p in params.items() if p.requires_grad}
+        frozen = {n: p for n, p in params.items() if not p.requires_grad}
+        dtypes = {p.dtype for p in params.values()}
+        if not trainable:
+            raise FedloomError(
+                f"{type(module).__name__} has no trainable parameter, so there is nothing to learn."
+            )
+        if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+            kinds = ", ".join(sorted(str(d) for d in dtypes))
+            raise FedloomError(
+                f"{type(module).__name__} mixes parameter types ({kinds}); a flat model needs one "
+                "floating type. Convert it first, for example with model.float()."
+            )
+        tensors: list[tuple[str, Kind, Tensor]] = [(n, "param", p) for n, p in trainable.items()]
+        for extra in extras:
+            tensors += [(f"{extra}/{n}", "extra", p) for n, p in trainable.items()]
+        tensors += [(n, "frozen", p) for n, p in frozen.items()]
+        tensors += [(n, "buffer", b) for n, b in _persistent_buffers(module)]
+        entries: list[Entry] = []
+        at = 0
+        for name, kind, tensor in tensors:
+            entries.append(Entry(name, kind, tuple(tensor.shape), at, tensor.dtype))
+            at += tensor.numel()
+        return Layout(tuple(entries), next(iter(dtypes)))
+
+    @property
+    def bytes(self) -> int:
+        """What one value costs on the wire."""
+        return self.dtype.itemsize
+
+    def views(self, rows: Tensor, kinds: tuple[Kind, ...] = ("param",)) -> dict[str, Tensor]:
+        """The named tensors inside a row (or a matrix of rows), as views of it."""
+        lead = rows.shape[:-1]
+        return {
+            e.name: rows[..., e.start : e.stop].view(*lead, *e.shape)
+            for e in self.entries
+            if e.kind in kinds
+        }
+
+    def flatten(self, module: nn.Module, extras: Mapping[str, float] | None = None) -> Tensor:
+        """The row that holds `module`'s values; extra columns start at the values given."""
+        tensors = {**dict(module.named_parameters()), **dict(_persistent_buffers(module))}
+        row = torch.empty(self.size, dtype=self.dtype)
+        for e in self.entries:
+            if e.kind == "extra":
+                row[e.start : e.stop] = (extras or {})[e.name.split("/", 1)[0]]
+                continue
+            value = tensors[e.name].detach().reshape(-1)
+            row[e.start : e.stop] = value
+            if not e.dtype.is_floating_point and not torch.equal(
+                row[e.start : e.stop].to(value.dtype), value.cpu()
+            ):
+                raise FedloomError(
+                    f"The buffer '{e.name}' holds integers too large for a {self.dtype} row. "
+                    "Register it with persistent=False if it is not part of the model."
+                )
+        return row
+
+    def load(self, module: nn.Module, row: Tensor) -> nn.Module:
+        """Copy a row's values into `module`; integer buffers are rounded. Returns the module."""
+        if row.shape != (self.size,):
+            raise FedloomError(
+                f"This model has {self.size:,} values, the row has {tuple(row.shape)}."
+            )
+        tensors = {**dict(module.named_parameters()), **dict(_persistent_buffers(module))}
+        with torch.no_grad():
+            for e in self.entries:
+                if e.kind != "extra":
+                    value = row[e.start : e.stop].view(e.shape)
+                    value = value if e.dtype.is_floating_point else value.round()
+                    tensors[e.name].copy_(value)
+        return module
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """Modules that own parameters, in the order of the model."""
+        return tuple(dict.fromkeys(e.layer for e in self.entries if e.kind in ("param", "frozen")))
+
+    def columns(self, part: str) -> Columns:
+        """The columns of a named part.
+
+        `all`, `none`; `head` (the last layer) or `head:K` (the last K layers) and `body[:K]` (all
+        the rest); the name of any module or tensor (`fc1`, `layer1.0`, `fc1.weight`); or several
+        of those joined by `+`.
+        """
+        return Columns.union(
+            itertools.chain.from_iterable(self._ranges(p.strip()) for p in part.split("+")),
+            self.size,
+        )
+
+    def _ranges(self, part: str) -> list[tuple[int, int]]:
+        word, _, count = part.partition(":")
+        if part == "all":
+            return [(0, self.size)]
+        if part == "none":
+            return []
+        if word == "body":
+            head = Columns.union(self._ranges("head" + part[4:]), self.size)
+            return list(head.others().ranges)
+        if word == "head" and not self._named(part):
+            last = set(self.layers[-self._head_size(part, count) :])
+            return [(e.start, e.stop) for e in self.entries if e.layer in last]
+        found = self._named(part)
+        if not found:
+            raise unknown("part of the model", part, ["all", "body", "head", *self.layers])
+        return found
+
+    def _named(self, part: str) -> list[tuple[int, int]]:
+        return [
+            (e.start, e.stop)
+            for e in self.entries
+            if e.tensor == part or e.tensor.startswith(part + ".")
+        ]
+
+    def _head_size(self, part: str, count: str) -> int:
+        most = len(self.layers) - 1
+        if not count:
+            return 1
+        if not count.isdigit() or not 1 <= int(count) <= most:
+            raise FedloomError(
+                f"'{part}': the number of layers in the head must be from 1 to {most} "
+                f"for this model of {most + 1} layers."
+            )
+        return int(count)
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    kept = set(module.state_dict(keep_vars=True))
+    return ((name, b) for name, b in module.named_buffers() if name in kept)

@@ -1,0 +1,103 @@
+"""The contract of a local rule: how one client turns a model and its data into a better model.
+
+A rule is written once, for one client, as four small pure functions: which batches it sees
+(`plan`), what it minimises on them (`objective`), how a gradient becomes a direction (`direction`)
+and what it hands back (`finish`). The walk through the steps and the optimiser are the engine's,
+so the same rule runs serially, stacked with other clients under `vmap`, in processes or on a
+device. A rule must not know which, nor anything of files, methods or other clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom.errors import FedloomError
+
+Params = Mapping[str, Tensor]
+Net = Callable[[Params, Tensor], Tensor]
+Step = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images, labels, and which of them count (None: all; engines that pad give weights)."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """The mean cross-entropy over the samples of a batch that count."""
+    if batch.weight is None:
+        return F.cross_entropy(logits, batch.y)
+    losses = F.cross_entropy(logits, batch.y, reduction="none")
+    return (losses * batch.weight).sum() / batch.weight.sum()
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a client trains in a round: `epochs` passes, or exactly `steps` batches."""
+
+    epochs: int = 1
+    steps: int | None = None
+    batch: int | None = 32  # None: all samples at once (B = ∞)
+
+    def batches(self, n: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Positions of each batch, freshly shuffled for every pass; the last may be smaller."""
+        if n == 0:
+            return []
+        size = n if self.batch is None else self.batch
+        out: list[np.ndarray] = []
+        passes = self.epochs if self.steps is None else -(-self.steps // -(-n // size))
+        for _ in range(passes):
+            order = rng.permutation(n)
+            out += [order[at : at + size] for at in range(0, n, size)]
+        return out if self.steps is None else out[: self.steps]
+
+
+class LocalRule:
+    """How a client learns. Override what differs from plain SGD on the training part.
+
+    `parts` are the client's data parts that a step may name; `weighs` is the part whose size is
+    the client's weight n_k; `extras` are columns the rule adds to every weight, with their initial
+    value (Meta-SGD's learned rates); `differentiates` says that `objective` takes derivatives
+    itself, so the engine must call it on functional parameters; `sends` is what `finish` returns.
+    """
+
+    parts: tuple[str, ...] = ("train",)
+    weighs: str = "train"
+    extras: Mapping[str, float] = {}
+    differentiates: bool = False
+    sends: Literal["weights", "gradients"] = "weights"
+
+    def plan(
+        self, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator
+    ) -> list[Step]:
+        """The steps of this round: for each, positions within the client's data parts."""
+        return [{"train": batch} for batch in budget.batches(sizes["train"], rng)]
+
+    def objective(self, net: Net, params: Params, data: Mapping[str, Batch]) -> Tensor:
+        """The scalar to minimise in one step; `net(params, x)` gives the logits."""
+        return cross_entropy(net(params, data["train"].x), data["train"])
+
+    def direction(self, grad: Tensor, weights: Tensor, anchor: Tensor) -> Tensor:
+        """The gradient to follow, from the objective's and the weights now and at the start."""
+        return grad
+
+    def finish(self, start: Tensor, row: Tensor, grad: Tensor) -> Tensor:
+        """What the client hands back, from its first and last row and its last gradient."""
+        return row
+
+
+def positive(name: str, value: float) -> float:
+    """Refuse a negative constant where a rule is made, before any work begins."""
+    if not value >= 0:
+        raise FedloomError(f"{name} must be zero or more, not {value}.")
+    return value

@@ -1,0 +1,58 @@
+"""A method is a declaration: topology × select × local × mix × adapt.
+
+This is the contract that all methods share. A method names its parts and nothing else; the runner
+walks the round, the engine trains, and everything that follows from the parts (state, checkpoints,
+traffic, who keeps what) is derived from what they declare.
+
+    FedAvg  = Method(local=SGD(), mix=Average())
+    FedProx = Method(local=Proximal(mu), mix=Average())
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedloom.adapt import Adapt, AsIs
+from fedloom.errors import FedloomError
+from fedloom.local import SGD, LocalRule
+from fedloom.mix import Average, Mix
+from fedloom.select import Select, Whole
+from fedloom.topology import Star, Topology
+
+
+@dataclass(frozen=True)
+class Method:
+    """Five choices. Combinations that make no sense are refused with the reason.
+
+    >>> Method(mix=Average(part="body")).mix.home
+    'server'
+    """
+
+    local: LocalRule = field(default_factory=SGD)
+    mix: Mix = field(default_factory=Average)
+    topology: Topology = field(default_factory=Star)
+    select: Select = field(default_factory=Whole)
+    adapt: Adapt = field(default_factory=AsIs)
+
+    def __post_init__(self) -> None:
+        names = {name: type(getattr(self, name)).__name__ for name in ("local", "mix", "topology")}
+        if self.local.sends != self.mix.expects:
+            raise FedloomError(
+                f"{names['local']} hands back {self.local.sends}, but {names['mix']} combines "
+                f"{self.mix.expects}. Use a mix for {self.local.sends}, or another local rule."
+            )
+        if not self.topology.server and self.mix.home == "server":
+            raise FedloomError(
+                f"{names['mix']} needs a server to hold the shared model, and "
+                f"{names['topology']} has none. Use a mix whose models live on the nodes."
+            )
+        if self.topology.pools and self.mix.home == "node":
+            raise FedloomError(
+                f"{names['topology']} trains one model on everyone's data, but "
+                f"{names['mix']} keeps a model on each client. Use a mix with a shared model."
+            )
+        if self.topology.pools and not isinstance(self.select, Whole):
+            raise FedloomError(
+                f"{names['topology']} has one learner, so there is no weaker client to give a "
+                f"sub-model to. Drop {type(self.select).__name__}."
+            )

@@ -1,0 +1,1 @@
+"""The methods: one short file each, with the declaration, its source and its defaults."""

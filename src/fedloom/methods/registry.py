@@ -1,0 +1,79 @@
+"""Methods by name: what the command line lists, what a config file may ask for.
+
+A method is a small class of options with a `build` that returns its declaration. Registering it
+gives it a name, a place in `fedloom methods`, checked options, and everything else for free.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedloom.errors import FedloomError, unknown
+from fedloom.method import Method
+
+
+class MethodOptions(BaseModel):
+    """Base of every method: its options are its fields.
+
+    `fixed` are settings of a run that the method's definition decides (FedSGD's one full batch);
+    a run that asks for something else is refused.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: ClassVar[str]
+    family: ClassVar[str]
+    source: ClassVar[str]
+    fixed: ClassVar[Mapping[str, Any]] = {}
+
+    @abstractmethod
+    def build(self) -> Method:
+        """The declaration."""
+
+
+_registry: dict[str, type[MethodOptions]] = {}
+
+
+def register(cls: type[MethodOptions]) -> type[MethodOptions]:
+    """Make a method available by its name."""
+    for attribute in ("name", "family", "source"):
+        if not isinstance(getattr(cls, attribute, None), str):
+            raise FedloomError(f"The method {cls.__name__} must say its `{attribute}` (a string).")
+    _registry[cls.name] = cls
+    return cls
+
+
+def methods() -> dict[str, type[MethodOptions]]:
+    """Every method, by name; the built-in ones are the modules of `fedloom.methods`."""
+    package = importlib.import_module("fedloom.methods")
+    for info in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"fedloom.methods.{info.name}")
+    return dict(_registry)
+
+
+def find(name: str) -> type[MethodOptions]:
+    known = methods()
+    if name not in known:
+        raise unknown("method", name, known)
+    return known[name]
+
+
+def configure(cls: type[MethodOptions], options: Mapping[str, Any]) -> MethodOptions:
+    """The method with these options; a wrong one is refused in a sentence."""
+    for option in options:
+        if option not in cls.model_fields:
+            raise unknown(f"option of method {cls.name}", option, cls.model_fields)
+    try:
+        return cls(**options)
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise FedloomError(
+            f"Option '{first['loc'][0] if first['loc'] else '?'}' of method {cls.name} can't be "
+            f"{first.get('input')!r}: {first['msg'].lower()}."
+        ) from None

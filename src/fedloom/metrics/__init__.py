@@ -1,0 +1,1 @@
+"""Scores of clients and what a run cost."""

@@ -1,0 +1,113 @@
+"""Per-client scores with S1's definitions, and their summaries.
+
+Everything is computed from confusion matrices (true × predicted) and summed losses, for all
+clients at once. A wrong prediction of a class that the client does not hold is first moved to a
+class that it does hold and that is wrong for that sample (S1 appendix B), so that precision, recall
+and F1 are taken over the client's own classes while the number of errors stays the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+MEASURES = ("accuracy", "loss", "precision", "recall", "f1")
+
+
+def move_foreign_errors(confusion: np.ndarray, holds: np.ndarray) -> np.ndarray:
+    """Move wrong predictions of classes not held to held classes that are wrong too.
+
+    Which one, where there are several: the errors (y → p) go to the held classes after y in turn,
+    counted by p; a client with a single class has no such class, and its errors stay.
+
+    >>> y, p = [7, 7, 7, 7, 8, 8, 8, 8], [7, 7, 7, 0, 8, 8, 8, 1]
+    >>> matrix = np.zeros((1, 9, 9), int); np.add.at(matrix[0], (y, p), 1)
+    >>> move_foreign_errors(matrix, np.isin(np.arange(9), [7, 8])[None])[0, 7:, 7:].tolist()
+    [[3, 1], [1, 3]]
+    """
+    moved = confusion.copy()
+    for k in np.flatnonzero((confusion * ~holds[:, None, :]).any((1, 2)) & (holds.sum(1) > 1)):
+        held = np.flatnonzero(holds[k])
+        for y, p in np.argwhere(confusion[k] * ~holds[k][None, :]):
+            if y == p:
+                continue
+            wrong = np.concatenate([held[held > y], held[held < y]])
+            target = wrong[p % len(wrong)]
+            moved[k, y, target] += moved[k, y, p]
+            moved[k, y, p] = 0
+    return moved
+
+
+def client_scores(confusion: np.ndarray, loss: np.ndarray, holds: np.ndarray) -> pd.DataFrame:
+    """One row per client: samples, correct, accuracy, loss, precision, recall, F1.
+
+    Precision, recall and F1 are means over the classes that occur in the scored data; a class
+    that is never predicted has precision 0. A client with nothing to score gets NaN.
+    """
+    samples = confusion.sum((1, 2))
+    correct = np.trace(confusion, axis1=1, axis2=2)
+    own = move_foreign_errors(confusion, holds)
+    hits = np.diagonal(own, axis1=1, axis2=2).astype(float)
+    true, guessed = own.sum(2), own.sum(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.where(guessed > 0, hits / guessed, 0.0)
+        recall = hits / true
+        f1 = np.where(hits > 0, 2 * precision * recall / (precision + recall), 0.0)
+        present = true > 0
+        count = present.sum(1)
+
+        def mean(values: np.ndarray) -> np.ndarray:
+            return np.where(present, values, 0.0).sum(1) / count
+
+        return pd.DataFrame(
+            {
+                "samples": samples,
+                "correct": correct,
+                "accuracy": correct / samples,
+                "loss": loss / samples,
+                "precision": mean(precision),
+                "recall": mean(recall),
+                "f1": mean(f1),
+            }
+        )
+
+
+def summarise(table: pd.DataFrame) -> dict[str, Any]:
+    """Micro and macro scores over clients, their spread, the tails, and each capacity group.
+
+    `worst10` and `best10` are the mean accuracy of the ⌈10 %⌉ of clients with the lowest and the
+    highest one.
+    """
+    scored = table[table["samples"] > 0]
+    if scored.empty:
+        return {}
+    ordered = np.sort(scored["accuracy"].to_numpy())
+    tail = math.ceil(len(ordered) / 10)
+    samples = scored["samples"].to_numpy()
+    out: dict[str, Any] = {
+        "clients": len(scored),
+        "micro": float(scored["correct"].sum() / samples.sum()),
+        "macro": float(ordered.mean()),
+        "std": float(ordered.std()),
+        "worst10": float(ordered[:tail].mean()),
+        "best10": float(ordered[-tail:].mean()),
+    }
+    for measure in MEASURES[1:]:
+        values = scored[measure].to_numpy()
+        out[measure] = float(values.mean())
+        out[f"{measure}_std"] = float(values.std())
+    if "capacity" in scored and scored["capacity"].nunique() > 1:
+        groups = scored.groupby("capacity")
+        out["groups"] = {
+            f"{capacity:g}": {
+                "clients": len(group),
+                "micro": float(group["correct"].sum() / group["samples"].sum()),
+                "macro": float(group["accuracy"].mean()),
+                "std": float(group["accuracy"].std(ddof=0)),
+            }
+            for capacity, group in groups
+        }
+    return out

@@ -1,0 +1,15 @@
+"""How models combine: averages at a server, and whatever else turns rows into rows."""
+
+from fedloom.mix.average import Average, GradientStep, Keep, weighted_mean
+from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
+
+__all__ = [
+    "Average",
+    "Gathering",
+    "GradientStep",
+    "Keep",
+    "Mix",
+    "Mixed",
+    "Traffic",
+    "weighted_mean",
+]

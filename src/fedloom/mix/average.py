@@ -1,0 +1,99 @@
+"""Averages at the server: FedAvg's weighted mean, over a part or by coverage; FedSGD's step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.layout import Columns
+from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
+
+
+def weighted_mean(
+    rows: Tensor,
+    weights: np.ndarray,
+    old: Tensor,
+    indexes: tuple[Tensor | None, ...] | None = None,
+) -> Tensor:
+    """Per column, the mean over the rows that trained it; a column nobody trained keeps `old`.
+
+    Sums run over clients in their order, in double precision, so neither the number of threads
+    nor that of workers changes a bit.
+    """
+    total = torch.zeros(old.shape, dtype=torch.float64, device=old.device)
+    if indexes is None or all(index is None for index in indexes):
+        if not weights.sum() > 0:
+            return old.clone()
+        for row, weight in zip(rows, weights, strict=True):
+            total.add_(row.double(), alpha=float(weight))
+        return total.div_(float(weights.sum())).to(old.dtype)
+    coverage = torch.zeros_like(total)
+    for row, weight, index in zip(rows, weights, indexes, strict=True):
+        if index is None:
+            total.add_(row.double(), alpha=float(weight))
+            coverage.add_(float(weight))
+        else:
+            total.index_add_(0, index, row[index].double(), alpha=float(weight))
+            coverage[index] += float(weight)
+    return torch.where(coverage > 0, (total / coverage).to(old.dtype), old)
+
+
+@dataclass(frozen=True)
+class Average(Mix):
+    """w ← Σ n_k w_k / Σ n_k over the participants, for the columns of `part`.
+
+    With sub-models the sums run over those who trained each element (S2 eq. 3-4, 3-5).
+    """
+
+    part: str = "all"
+
+    def combine(self, g: Gathering) -> Mixed:
+        columns = g.layout.columns(self.part)
+        shared = g.shared.clone()
+        indexes = g.indexes
+        if indexes is not None and not columns.everything:
+            indexes = tuple(None if i is None else _within(i, columns) for i in indexes)
+        mean = weighted_mean(columns.take(g.rows), g.weights, columns.take(g.shared), indexes)
+        columns.put(shared, mean)
+        return Mixed(shared=shared)
+
+
+@dataclass(frozen=True)
+class GradientStep(Mix):
+    """FedSGD's server: w ← w − η Σ (n_k/n) g_k; columns without gradient are averaged."""
+
+    expects = "gradients"
+
+    def combine(self, g: Gathering) -> Mixed:
+        moved = g.layout.trainable
+        mean = weighted_mean(g.rows, g.weights, torch.zeros_like(g.shared))
+        if not g.weights.sum() > 0:
+            return Mixed()
+        step = g.shared[:moved] - g.lr * mean[:moved]
+        return Mixed(shared=torch.cat([step, mean[moved:]]))
+
+
+@dataclass(frozen=True)
+class Keep(Mix):
+    """Nothing is combined: every client keeps the model that it trained (local-only training)."""
+
+    part = "none"
+    home = "node"
+
+    def combine(self, g: Gathering) -> Mixed:
+        return Mixed()
+
+    def traffic(self, g: Gathering) -> Traffic:
+        nothing = np.zeros(len(g.clients), dtype=np.int64)
+        return Traffic(nothing, nothing)
+
+
+def _within(index: Tensor, columns: Columns) -> Tensor:
+    """Whole-row columns as positions inside `columns`."""
+    position = torch.full((columns.width,), -1, dtype=torch.int64)
+    position[columns.index] = torch.arange(len(columns))
+    inside = position[index]
+    return inside[inside >= 0]

@@ -1,0 +1,97 @@
+"""The contract of a mix: how what came back from the clients becomes the next state.
+
+A mix says which columns it combines (`part`) and where they live afterwards (`home`): on the
+server, as one shared row, or on each node. Everything it does not combine stays with the client
+that trained it. From those two words follow what is stored per client, what a checkpoint holds and
+what crosses the network. `combine` is pure: it reads a `Gathering` and returns a `Mixed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from fedloom.layout import Columns, Layout
+from fedloom.topology.base import Contacts
+
+Home = Literal["server", "node"]
+Fields = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """All that a mix may look at in one round.
+
+    `rows[i]` is the whole row of `clients[i]` after training (what its rule handed back);
+    `indexes[i]`, where a selector chose a sub-model, are the columns that it really trained
+    (None: all of them). `memory` holds what the mix declared, by name and key.
+    """
+
+    round: int
+    layout: Layout
+    contacts: Contacts
+    shared: Tensor
+    clients: np.ndarray
+    weights: np.ndarray
+    rows: Tensor
+    lr: float
+    stream: Callable[..., np.random.Generator]
+    indexes: tuple[Tensor | None, ...] | None = None
+    whole_down: bool = False  # sub-models are chosen on the client, from the whole model
+    memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What changes: the shared row, some nodes' rows, what is remembered.
+
+    `reset` forgets every kept row first, so that all go on from the shared one.
+    """
+
+    shared: Tensor | None = None
+    clients: np.ndarray | None = None
+    rows: Tensor | None = None
+    reset: bool = False
+    memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Values sent by each of the gathered clients in a round, up and down."""
+
+    up: np.ndarray
+    down: np.ndarray
+
+
+class Mix:
+    """How models combine. `memory` names what it remembers between rounds on the server."""
+
+    part: str = "all"
+    home: Home = "server"
+    expects: Literal["weights", "gradients"] = "weights"
+    memory: tuple[str, ...] = ()
+
+    def combine(self, g: Gathering) -> Mixed:
+        raise NotImplementedError
+
+    def traffic(self, g: Gathering) -> Traffic:
+        """Values up and down per client: the mixed columns both ways, or those selected."""
+        mixed = g.layout.columns(self.part)
+        up = np.full(len(g.clients), len(mixed), dtype=np.int64)
+        down = up.copy()
+        for i, index in enumerate(g.indexes or ()):
+            if index is not None:
+                up[i] = _count_inside(index, mixed)
+        return Traffic(up, down if g.whole_down else up.copy())
+
+    def kept(self, layout: Layout) -> Columns:
+        """The columns that live with the clients."""
+        return layout.columns("all") if self.home == "node" else layout.columns(self.part).others()
+
+
+def _count_inside(index: Tensor, columns: Columns) -> int:
+    return int(sum(((index >= a) & (index < b)).sum() for a, b in columns.ranges))

@@ -1,0 +1,68 @@
+"""Models by name, or any factory `(shape, classes) -> nn.Module` of the user's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedloom.errors import FedloomError, unknown
+from fedloom.models.nets import MLP, Conv4, LeNet, ResNet, Shape
+from fedloom.streams import torch_seed
+
+Factory = Callable[..., nn.Module]
+
+MODELS: dict[str, tuple[Factory, dict[str, Any], str]] = {
+    "mlp": (MLP, {}, "flatten, hidden layers (default one of 100), linear"),
+    "lenet": (LeNet, {}, "two 5×5 convolutions, 120-84-classes (S1's CIFAR-10 net)"),
+    "conv4": (Conv4, {}, "four conv blocks of 64-128-256-512 channels (S2's EMNIST net)"),
+    "resnet18": (ResNet, {"depths": (2, 2, 2, 2)}, "ResNet-18; CIFAR stem for small images"),
+    "resnet34": (ResNet, {"depths": (3, 4, 6, 3)}, "ResNet-34; CIFAR stem for small images"),
+}
+
+
+def choose(shape: Shape) -> str:
+    """The model that `auto` stands for: by the images only, so that every method gets the same."""
+    if max(shape[1:]) > 32:
+        return "resnet18"
+    return "lenet" if shape[0] == 3 and min(shape[1:]) >= 16 else "mlp"
+
+
+def build(
+    model: str | Factory,
+    shape: Shape,
+    classes: int,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """A freshly initialised model; its weights come from the stream (seed, "model")."""
+    given = dict(options or {})
+    if isinstance(model, str):
+        name = choose(shape) if model == "auto" else model
+        if name not in MODELS:
+            raise unknown("model", name, ["auto", *MODELS])
+        factory, fixed, _ = MODELS[name]
+        valid = set(inspect.signature(factory).parameters) - {"shape", "classes", *fixed}
+        for option in given:
+            if option not in valid:
+                raise unknown(f"option of model {name}", option, valid)
+        given |= fixed
+    else:
+        factory, name = model, getattr(model, "__name__", "the given factory")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "model"))
+        try:
+            module = factory(shape, classes, **given)
+        except TypeError as e:
+            raise FedloomError(
+                f"Building the model '{name}' failed: {e}. A model factory is called as "
+                "factory(shape, classes, **model_options), with shape = (channels, height, width)."
+            ) from e
+    if not isinstance(module, nn.Module):
+        raise FedloomError(
+            f"The model factory '{name}' returned {type(module).__name__}, not a torch.nn.Module."
+        )
+    return module

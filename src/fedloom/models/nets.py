@@ -1,0 +1,152 @@
+"""The built-in networks: small, plain modules whose layer names make good part names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom.errors import FedloomError
+from fedloom.models.norm import norm2d
+
+Shape = tuple[int, int, int]
+
+
+class MLP(nn.Module):
+    """Flatten → Linear → ReLU → … → Linear; S1's MNIST net is 784-100-10."""
+
+    def __init__(self, shape: Shape, classes: int, hidden: Sequence[int] = (100,)) -> None:
+        super().__init__()
+        widths = [shape[0] * shape[1] * shape[2], *hidden]
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.out = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer in self.hidden:
+            x = F.relu(layer(x))
+        return self.out(x)
+
+
+class LeNet(nn.Module):
+    """S1's CIFAR-10 net: two 5×5 convolutions (6, 16) with pooling, then 120-84-classes."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        c, h, w = shape
+        side = [((n - 4) // 2 - 4) // 2 for n in (h, w)]
+        if min(side) < 1:
+            raise FedloomError(
+                f"lenet needs images of at least 16×16 pixels; these are {h}×{w}. Use --model mlp."
+            )
+        self.conv1 = nn.Conv2d(c, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * side[0] * side[1], 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.out = nn.Linear(84, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        x = F.relu(self.fc2(x))
+        return self.out(x)
+
+
+class ConvBlock(nn.Module):
+    """Convolution, norm, ReLU."""
+
+    def __init__(self, c_in: int, c_out: int, norm: str) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.norm = norm2d(norm, c_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
+class Conv4(nn.Module):
+    """S2's 4-block CNN: (conv, norm, ReLU, pool) ×3, a last block averaged over the map, linear."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        classes: int,
+        channels: Sequence[int] = (64, 128, 256, 512),
+        norm: str = "batch",
+    ) -> None:
+        super().__init__()
+        if min(shape[1:]) < 8:
+            raise FedloomError(
+                f"conv4 needs images of at least 8×8 pixels; these are {shape[1]}×{shape[2]}. "
+                "Use --model mlp."
+            )
+        widths = [shape[0], *channels]
+        self.blocks = nn.ModuleList(ConvBlock(a, b, norm) for a, b in pairwise(widths))
+        self.out = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        *first, last = self.blocks
+        for block in first:
+            x = F.max_pool2d(block(x), 2)
+        return self.out(last(x).mean((2, 3)))
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut (He et al. 2016, the basic block)."""
+
+    def __init__(self, c_in: int, c_out: int, stride: int, norm: str) -> None:
+        super().__init__()
+        bias = norm == "none"
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=bias)
+        self.norm1 = norm2d(norm, c_out)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, 1, 1, bias=bias)
+        self.norm2 = norm2d(norm, c_out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or c_in != c_out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(c_in, c_out, 1, stride, bias=bias), norm2d(norm, c_out)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """ResNet of basic blocks; small images (up to 64 pixels) get the 3×3 CIFAR stem."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        classes: int,
+        depths: Sequence[int] = (2, 2, 2, 2),
+        width: int = 64,
+        norm: str = "batch",
+    ) -> None:
+        super().__init__()
+        small = max(shape[1:]) <= 64
+        kernel, stride = (3, 1) if small else (7, 2)
+        self.conv = nn.Conv2d(shape[0], width, kernel, stride, kernel // 2, bias=norm == "none")
+        self.norm = norm2d(norm, width)
+        self.pool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
+        c_in = width
+        for i, depth in enumerate(depths):
+            c_out = width * 2**i
+            blocks = [
+                ResidualBlock(c_in if j == 0 else c_out, c_out, 2 if i and j == 0 else 1, norm)
+                for j in range(depth)
+            ]
+            self.add_module(f"layer{i + 1}", nn.Sequential(*blocks))
+            c_in = c_out
+        self.stages = len(depths)
+        self.out = nn.Linear(c_in, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.norm(self.conv(x))))
+        for i in range(self.stages):
+            x = self.get_submodule(f"layer{i + 1}")(x)
+        return self.out(torch.mean(x, (2, 3)))

@@ -1,0 +1,1 @@
+"""Pictures and pages. Reads tables of finished work; knows nothing of training."""

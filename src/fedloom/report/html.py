@@ -1,0 +1,47 @@
+"""A report as one self-contained HTML page: table, picture, and the settings that made it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
+       color: #222; }
+table { border-collapse: collapse; margin: 1rem 0; }
+th, td { padding: .35rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
+th:first-child, td:first-child { text-align: left; font-weight: 600; }
+img { max-width: 100%; }
+details td { text-align: left; font-family: ui-monospace, monospace; font-size: 13px; }
+"""
+
+
+def comparison_page(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], config: Mapping[str, Any], picture: Path
+) -> str:
+    """The page of a comparison."""
+    image = base64.b64encode(picture.read_bytes()).decode()
+    shared = {k: v for k, v in config.items() if k not in ("method", "params", "seed")}
+    about = (
+        f"{config['data']}, {config['clients']} clients, partition {config['partition']}, "
+        f"{config['rounds']} rounds"
+    )
+    settings = _table(("setting", "value"), [(k, str(v)) for k, v in shared.items()])
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>fedloom comparison</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>
+<body><h1>Comparison</h1><p>{escape(about)}. Mean ± standard deviation over seeds; methods are
+paired by seed: same data, clients, initial weights and participants.</p>
+{_table(heads, rows)}
+<img alt="Accuracy over rounds" src="data:image/png;base64,{image}">
+<details><summary>Settings</summary>{settings}</details></body></html>
+"""
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(h)}</th>" for h in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,99 @@
+"""Figures: how a run went, and how several compare. Built without pyplot's global state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from fedloom.errors import FedloomError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colours that stay apart for colour-blind readers (Okabe and Ito).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Write a figure; the ending says the format."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, dpi=150)
+    except ValueError as e:
+        raise FedloomError(f"The picture can't be written to '{file}': {e}.") from None
+
+
+def plot_run(rounds: pd.DataFrame, clients: pd.DataFrame, title: str) -> Figure:
+    """Accuracy over rounds on the left, the clients' accuracies at the end on the right."""
+    scored = rounds[rounds["eval_seconds"].notna()] if "eval_seconds" in rounds else rounds.iloc[:0]
+    if scored.empty:
+        raise FedloomError("This run has not been scored yet, so there is nothing to plot.")
+    figure = new_figure(10, 4)
+    left, right = figure.subplots(1, 2)
+    named = {
+        "test_accuracy": "common test set",
+        "macro": "clients, mean",
+        "new_macro": "newcomers, mean",
+        "worst10": "clients, worst 10 %",
+    }
+    for (column, label), colour in zip(named.items(), COLOURS, strict=False):
+        if column in scored:
+            left.plot(scored["round"], 100 * scored[column], color=colour, label=label)
+    _accuracy_axis(left)
+    last = clients[clients["round"] == clients["round"].max()] if len(clients) else clients
+    if len(last):
+        local = last[(last["population"] == "local") & (last["samples"] > 0)]
+        right.hist(100 * local["accuracy"], bins=np.linspace(0, 100, 21), color=COLOURS[0])
+    right.set(xlabel="accuracy on the client's own test data (%)", ylabel="clients")
+    right.set_title("after the last evaluation", fontsize=10)
+    figure.suptitle(title)
+    return figure
+
+
+def plot_comparison(curves: Mapping[str, Sequence[pd.DataFrame]]) -> Figure:
+    """One panel per score, one line per method: the mean over seeds, with its range shaded."""
+    panels = {
+        "test_accuracy": "common test set",
+        "macro": "clients' own test data",
+        "worst10": "worst 10 % of clients",
+    }
+    present = [c for c in panels if any(c in f for fs in curves.values() for f in fs)]
+    if not present:
+        raise FedloomError("None of these runs has been scored, so there is nothing to plot.")
+    figure = new_figure(4.2 * len(present), 3.8)
+    axes = figure.subplots(1, len(present), squeeze=False)[0]
+    for axis, column in zip(axes, present, strict=True):
+        for i, (method, frames) in enumerate(curves.items()):
+            scores = [f.set_index("round")[column] for f in frames if column in f]
+            if not scores:
+                continue
+            together = 100 * pd.concat(scores, axis=1)
+            colour = COLOURS[i % len(COLOURS)]
+            style = "-" if i < len(COLOURS) else "--"
+            axis.plot(together.index, together.mean(axis=1), style, color=colour, label=method)
+            if together.shape[1] > 1:
+                low, high = together.min(axis=1), together.max(axis=1)
+                axis.fill_between(together.index, low, high, color=colour, alpha=0.15, lw=0)
+        axis.set_title(panels[column], fontsize=10)
+        _accuracy_axis(axis)
+    return figure
+
+
+def _accuracy_axis(axis: Axes) -> None:
+    axis.set(xlabel="round", ylabel="accuracy (%)")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)

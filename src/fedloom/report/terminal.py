@@ -1,0 +1,280 @@
+"""What the command line prints: live progress, tables, summaries.
+
+On a terminal there is a bar with round, accuracy and time left; elsewhere a plain line now and
+then, and tables without colour.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedloom.data.dataset import Dataset
+    from fedloom.data.partition import Partition
+    from fedloom.experiment.compare import Comparison
+    from fedloom.experiment.result import Result
+    from fedloom.methods.registry import MethodOptions
+
+out = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class Progress:
+    """A watcher: a live bar on a terminal, about ten plain lines elsewhere."""
+
+    def __init__(self, label: str, runs: int = 1) -> None:
+        self._label, self._runs, self._run = label, runs, 0
+        self._bar: Bar | None = None
+        self._task = TaskID(0)
+        self._rounds, self._said, self._started = 0, 0, 0.0
+        self._score = ""
+
+    def start(self, rounds: int, done: int) -> None:
+        self._run += 1
+        self._rounds, self._said, self._started = rounds, done, time.perf_counter()
+        self._score = ""
+        if err.is_terminal:
+            self._bar = Bar(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("{task.fields[score]}"), TimeRemainingColumn(),
+                console=err, transient=True,
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task(
+                self._name, total=rounds, completed=done, score="waiting for the first score"
+            )
+
+    def round(self, record: dict[str, Any]) -> None:
+        accuracy = record.get("test", {}).get("accuracy")
+        if accuracy is None:
+            accuracy = record.get("clients", {}).get("macro")
+        if accuracy is not None:
+            self._score = f"accuracy {100 * accuracy:.2f} %"
+        t = record["round"]
+        if self._bar is not None:
+            self._bar.update(self._task, completed=t, score=self._score)
+        elif self._runs == 1 and (t - self._said >= self._rounds / 10 or t == self._rounds):
+            self._said = t
+            seconds = time.perf_counter() - self._started
+            loss = record["train_loss"]
+            score = self._score or f"training loss {loss:.4f}"
+            print(f"round {t}/{self._rounds}  {score}  {seconds:.1f} s", file=sys.stderr)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        elif self._runs > 1:
+            seconds = time.perf_counter() - self._started
+            print(f"{self._name}  {self._score}  {seconds:.1f} s", file=sys.stderr)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._label} {self._run}/{self._runs}" if self._runs > 1 else self._label
+
+
+@contextmanager
+def downloading() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A progress callback for downloads: a bar on a terminal, a line per file elsewhere."""
+    if not err.is_terminal:
+        said: set[str] = set()
+
+        def line(label: str, done: int, total: int | None) -> None:
+            if label not in said:
+                said.add(label)
+                print(label, file=sys.stderr)
+
+        yield line
+        return
+    tasks: dict[str, TaskID] = {}
+    with Bar(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
+        console=err,
+    ) as bar:  # fmt: skip
+
+        def update(label: str, done: int, total: int | None) -> None:
+            if label not in tasks:
+                tasks[label] = bar.add_task(label, total=total)
+            bar.update(tasks[label], completed=done, total=total)
+
+        yield update
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+    table = Table(box=None if not out.is_terminal else _box(), pad_edge=False)
+    for i, head in enumerate(heads):
+        table.add_column(Text(head), justify="left" if i < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _box() -> Any:
+    from rich import box
+
+    return box.SIMPLE_HEAD
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def amount(value: float, unit: str = "B") -> str:
+    """A number with a decimal prefix.
+
+    >>> amount(1234567), amount(12), amount(3.2e9, "MAC")
+    ('1.23 MB', '12 B', '3.20 GMAC')
+    """
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(value) < 1000 or prefix == "P":
+            return f"{value:.0f} {unit}" if not prefix else f"{value:.2f} {prefix}{unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def print_result(result: Result, details: bool = False) -> None:
+    done, config = result.summary, result.config
+    options = "".join(f", {k}={v}" for k, v in config["params"].items())
+    out.print(
+        f"{config['method']}{options}: {config['data']}, {config['clients']} clients, "
+        f"{config['partition']}, model {config['model']}, seed {config['seed']}"
+    )
+    asked = done["rounds_asked"]
+    if done["rounds"] < asked:
+        out.print(
+            f"{done['rounds']} of {asked} rounds done; go on with: "
+            f"fedloom run --resume --out {result.path}"
+        )
+    if "eval_seconds" not in done or ("macro" not in done and "test_accuracy" not in done):
+        out.print("Not scored yet.")
+    else:
+        out.print(_table(("", "score"), list(_scores(done)), left=1))
+    if "bytes" in done:
+        out.print(
+            f"Cost: {amount(done['bytes_up'])} up, {amount(done['bytes_down'])} down, "
+            f"{amount(done['macs'], 'MAC')}, {done['seconds']:.1f} s training, "
+            f"{done['eval_seconds']:.1f} s scoring, peak memory {amount(done['peak_memory'])}"
+        )
+    if details:
+        _print_details(result)
+    out.print(f"Run: {result.path}")
+
+
+def _scores(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "test_accuracy" in done:
+        yield "common test set", f"{percent(done['test_accuracy'])}, loss {done['test_loss']:.4f}"
+    for prefix, who in (("", "clients"), ("new_", "newcomers")):
+        if f"{prefix}macro" not in done:
+            continue
+        s = {k: done[prefix + k] for k in ("micro", "macro", "std", "worst10", "best10")}
+        yield f"{who}, micro", percent(s["micro"])
+        yield f"{who}, macro ± std", f"{percent(s['macro'])[:-2]} ± {percent(s['std'])}"
+        yield f"{who}, worst / best 10 %", f"{percent(s['worst10'])[:-2]} / {percent(s['best10'])}"
+        three = (f"{100 * done[prefix + k]:.2f}" for k in ("precision", "recall", "f1"))
+        yield f"{who}, precision / recall / F1", " / ".join(three) + " %"
+
+
+def _print_details(result: Result) -> None:
+    scored = result.evaluations
+    names = [n for n in ("test_accuracy", "micro", "macro", "worst10", "new_macro") if n in scored]
+    if len(scored):
+        picked = scored.iloc[:: max(1, len(scored) // 12)]
+        rows = [
+            [str(int(r["round"])), *(percent(r[n]) for n in names), f"{r['train_loss']:.4f}"]
+            for _, r in picked.iterrows()
+        ]
+        out.print(_table(("round", *names, "training loss"), rows))
+    groups = result.records[-1].get("clients", {}).get("groups") if result.records else None
+    if groups:
+        rows = [
+            [c, str(g["clients"]), percent(g["micro"]), percent(g["macro"])]
+            for c, g in groups.items()
+        ]
+        out.print(_table(("capacity", "clients", "micro", "macro"), rows))
+    table = result.clients
+    if len(table):
+        last = table[(table["round"] == table["round"].max()) & (table["population"] == "local")]
+        worst = last[last["samples"] > 0].sort_values("accuracy").head(5)
+        text = ", ".join(f"{int(r.client)} ({percent(r.accuracy)})" for r in worst.itertuples())
+        out.print(f"Clients worst off: {text}")
+
+
+def print_comparison(comparison: Comparison, report: Path) -> None:
+    heads, rows = comparison.cells()
+    out.print(_table(heads, rows))
+    seeds = len(next(iter(comparison.results.values())))
+    out.print(
+        f"Mean ± std over {seeds} seed{'s' if seeds > 1 else ''}, paired: same data, clients, "
+        f"initial weights and participants."
+    )
+    out.print(f"Report: {report}")
+
+
+def print_methods(methods: Mapping[str, type[MethodOptions]]) -> None:
+    rows = [
+        [name, cls.family, cls.source, ", ".join(f"{k}={v.default}" for k, v in _options(cls))]
+        for name, cls in sorted(methods.items(), key=lambda item: (item[1].family, item[0]))
+    ]
+    out.print(_table(("method", "family", "source", "options"), rows, left=4))
+    out.print("\nfedloom methods NAME shows one of them.")
+
+
+def print_method(cls: type[MethodOptions]) -> None:
+    out.print(f"{cls.name} ({cls.family}; {cls.source})")
+    out.print(" ".join((cls.__doc__ or "").split()))
+    parts = cls().build()
+    rows = [[n, repr(getattr(parts, n))] for n in ("topology", "select", "local", "mix", "adapt")]
+    out.print(_table(("part", "choice"), rows, left=2))
+    options = [[k, str(v.default), v.description or ""] for k, v in _options(cls)]
+    if options:
+        out.print(_table(("option", "default", "meaning"), options, left=3))
+    else:
+        out.print("No options of its own.")
+    if cls.fixed:
+        fixed = ", ".join(f"{k}={v}" for k, v in cls.fixed.items())
+        out.print(f"Fixed by its definition: {fixed}.")
+
+
+def _options(cls: type[MethodOptions]) -> list[tuple[str, Any]]:
+    return list(cls.model_fields.items())
+
+
+def print_datasets(rows: Sequence[Mapping[str, Any]]) -> None:
+    heads = list(rows[0])
+    out.print(_table(heads, [[str(row[h]) for h in heads] for row in rows], left=2))
+    out.print("\nFetch one with: fedloom data fetch NAME")
+
+
+def print_partition(dataset: Dataset, parts: Partition, spec: str) -> None:
+    s = parts.summary(dataset.y, dataset.n_classes)
+    out.print(
+        f"{dataset.name}: {len(dataset.y)} training and {len(dataset.y_test)} test images of shape "
+        f"{'×'.join(map(str, dataset.shape))}, {dataset.n_classes} classes"
+    )
+    out.print(f"partition {spec}:")
+    out.print(_table(("", ""), [[k, _value(v)] for k, v in s.items() if k != "notes"]))
+    for note in parts.note:
+        out.print(f"note: {note}")
+
+
+def _value(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

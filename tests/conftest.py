@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import pytest
+
+import fedloom
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """A small run in a directory of its own: `quick("fedavg", rounds=2)`."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(method="fedavg", **settings):
+        defaults = {
+            "clients": 6, "partition": "iid", "rounds": 3, "participation": 0.5, "eval_every": 1,
+            "model_options": {"hidden": [16]},
+        }  # fmt: skip
+        if method == "centralised":
+            del defaults["participation"]
+        defaults.update(settings)
+        if not isinstance(defaults.get("model", "mlp"), str) or defaults.get("model") == "lenet":
+            defaults.pop("model_options")
+        return fedloom.run(method, **defaults)
+
+    return run
+
+
+@pytest.fixture
+def row():
+    """The shared row of a finished run."""
+
+    def read(result):
+        return result.store.checkpoint()[0]["shared"]
+
+    return read
+
+
+@pytest.fixture
+def in_tmp(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,148 @@
+"""What a data set promises, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom.data.dataset import Dataset, from_arrays
+from fedloom.data.images import Joined, channel_scale, positions
+from fedloom.errors import FedloomError
+
+
+@pytest.mark.parametrize(
+    ("given_shape", "kept_shape"),
+    [((10, 3, 4, 5), (3, 4, 5)), ((10, 4, 5), (1, 4, 5)), ((10, 7), (1, 1, 7))],
+)
+def test_images_rows_and_vectors_are_all_accepted(
+    given_shape: tuple[int, ...], kept_shape: tuple[int, ...]
+) -> None:
+    data = from_arrays(np.zeros(given_shape), np.arange(10) % 2)
+    assert data.shape == kept_shape
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("uint8", "uint8"), ("f8", "f4"), ("i8", "f4")])
+def test_bytes_stay_bytes_and_other_numbers_become_float32(dtype: str, kept: str) -> None:
+    assert from_arrays(np.ones((10, 3), dtype), np.arange(10) % 2).x.dtype == np.dtype(kept)
+
+
+def test_labels_of_any_kind_are_numbered_in_order_and_named() -> None:
+    data = from_arrays(np.zeros((4, 2)), ["dog", "cat", "dog", "eel"], test_share=0)
+    assert data.classes == ("cat", "dog", "eel")
+    assert data.y.tolist() == [1, 0, 1, 2]
+    assert data.y.dtype == np.int64
+    mixed = from_arrays(np.zeros((3, 2)), [3, "three", (3,)], test_share=0)
+    assert sorted(mixed.classes) == ["(3,)", "3", "three"]
+
+
+def test_test_labels_share_the_numbers_of_training_labels() -> None:
+    data = from_arrays(np.zeros((2, 2)), ["b", "a"], np.zeros((2, 2)), ["c", "b"])
+    assert data.classes == ("a", "b", "c")
+    assert (data.y.tolist(), data.y_test.tolist()) == ([1, 0], [2, 1])
+
+
+def test_a_stratified_share_is_set_aside_and_the_seed_decides_which() -> None:
+    x, y = np.arange(100)[:, None], np.repeat([0, 1], [80, 20])
+    data = from_arrays(x, y, test_share=0.25, seed=1)
+    assert np.bincount(data.y_test).tolist() == [20, 5]
+    everything = np.concatenate([data.x[slice(None)], data.x_test[slice(None)]]).ravel()
+    assert sorted(everything) == list(range(100))
+    again, other = (from_arrays(x, y, test_share=0.25, seed=s) for s in (1, 2))
+    assert np.array_equal(again.x_test[slice(None)], data.x_test[slice(None)])
+    assert not np.array_equal(other.x_test[slice(None)], data.x_test[slice(None)])
+
+
+def test_setting_aside_never_takes_the_last_image_of_a_class() -> None:
+    data = from_arrays(np.zeros((3, 2)), ["a", "b", "b"], test_share=0.99)
+    assert np.bincount(data.y).tolist() == [1, 1]
+
+
+def test_mean_and_std_normalise_the_training_images() -> None:
+    rng = np.random.default_rng(0)
+    for x in (rng.integers(0, 256, (50, 3, 4, 4), np.uint8), rng.normal(7, 3, (50, 3, 4, 4))):
+        data = from_arrays(x, np.arange(50) % 2, test_share=0)
+        unit = 255 if data.x.dtype == np.uint8 else 1
+        mean, std = np.array(data.mean)[:, None, None], np.array(data.std)[:, None, None]
+        fed = (data.x[slice(None)] / unit - mean) / std
+        np.testing.assert_allclose(fed.mean(axis=(0, 2, 3)), 0, atol=1e-5)
+        np.testing.assert_allclose(fed.std(axis=(0, 2, 3)), 1, atol=1e-5)
+
+
+def test_a_constant_channel_is_centred_and_not_divided_by_zero() -> None:
+    assert channel_scale(np.full((5, 1, 2, 2), 51, np.uint8)) == ((0.2,), (1.0,))
+
+
+def test_pooling_joins_train_and_test_without_copying(small: Dataset) -> None:
+    pooled = small.pooled()
+    assert isinstance(pooled.x, Joined)
+    assert (len(pooled.x), len(pooled.x_test), len(pooled.y)) == (500, 0, 500)
+    at = np.array([0, 499, 400, 399, 0])
+    whole = np.concatenate([small.x[slice(None)], small.x_test[slice(None)]])
+    assert np.array_equal(pooled.x[at], whole[at])
+    assert np.array_equal(pooled.y[at], np.concatenate([small.y, small.y_test])[at])
+    assert pooled.pooled() is pooled
+
+
+@given(st.lists(st.integers(-7, 6)), st.integers(0, 7))
+def test_joined_images_index_like_one_array(at: list[int], cut: int) -> None:
+    whole = np.arange(7, dtype=np.uint8).reshape(7, 1, 1, 1)
+    joined = Joined(whole[:cut], whole[cut:])
+    index = np.array(at, np.int64)
+    assert np.array_equal(joined[index], whole[index])
+    assert np.array_equal(joined[slice(1, None, 2)], whole[1::2])
+    assert np.array_equal(joined[np.arange(7) % 2 == 0], whole[::2])  # type: ignore[index]
+
+
+def test_an_index_outside_the_images_is_an_error() -> None:
+    with pytest.raises(IndexError, match="outside a set of 3 images"):
+        positions(np.array([0, 3]), 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.zeros((3, 2)), [0, 1], "number 2, but there are 3 images"),
+        (np.zeros((0, 2)), [], "no training images"),
+        (np.zeros((2, 2, 2, 2, 2)), [0, 1], "give .N, C, H, W."),
+        (np.zeros(2), [0, 1], "give .N, C, H, W."),
+        (np.array([[0.0, np.nan], [0, 0]]), [0, 1], "NaN or infinity, first in image 0"),
+        (np.array([[0.0, 0], [0, 1e300]]), [0, 1], "NaN or infinity, first in image 1"),
+        (np.array([["a"], ["b"]]), [0, 1], "must be numbers"),
+        (np.zeros((2, 2)), np.eye(2), r"argmax\(1\)"),
+        (np.zeros((2, 2)), [0.0, np.nan], "labels are NaN"),
+    ],
+)
+def test_arrays_that_are_no_data_are_refused(x: np.ndarray, y: object, message: str) -> None:
+    with pytest.raises(FedloomError, match=message):
+        from_arrays(x, y, test_share=0)  # type: ignore[arg-type]
+
+
+def test_half_a_test_set_is_refused() -> None:
+    with pytest.raises(FedloomError, match="both x_test and y_test"):
+        from_arrays(np.zeros((2, 2)), [0, 1], x_test=np.zeros((2, 2)))
+
+
+def test_a_share_of_everything_is_refused() -> None:
+    with pytest.raises(FedloomError, match="test_share is 1"):
+        from_arrays(np.zeros((2, 2)), [0, 1], test_share=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": np.full(400, 10)}, "go up to 10, but there are 10 classes"),
+        ({"y": np.full(400, -1)}, "go down to -1"),
+        ({"y": np.zeros(400)}, "row of integers"),
+        ({"x": np.zeros((400, 1, 4, 4))}, "give uint8 or float32"),
+        ({"x_test": np.zeros((100, 1, 4, 5), np.uint8)}, "differ: 1x4x4 uint8 and 1x4x5 uint8"),
+        ({"std": (0.0,)}, "positive std"),
+        ({"mean": (0.0, 0.0)}, "1 channel"),
+    ],
+)
+def test_a_dataset_checks_itself(small: Dataset, change: dict[str, object], message: str) -> None:
+    with pytest.raises(FedloomError, match=message):
+        dataclasses.replace(small, **change)  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""Parts of a client's data, and newcomers."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedloom.data.dataset import Dataset, from_arrays
+from fedloom.data.partition import Partition
+from fedloom.data.split import PARTS, Federation, federate
+from fedloom.errors import FedloomError
+
+
+def plain(n: int, classes: int = 10) -> Dataset:
+    return from_arrays(np.zeros((n, 1), np.uint8), np.arange(n) % classes, test_share=0)
+
+
+def of_sizes(*sizes: int, **settings: float) -> Federation:
+    """Clients with these numbers of samples."""
+    ends = np.cumsum(sizes).tolist()
+    lists = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+    return Federation(plain(max(sum(sizes), 1)), Partition.of_lists(lists), seed=0, **settings)  # type: ignore[arg-type]
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    st.floats(0, 0.99),
+    st.floats(0.01, 0.99),
+)
+def test_the_parts_are_disjoint_exhaustive_and_of_the_promised_size(
+    sizes: list[int], test_share: float, support_share: float
+) -> None:
+    f = of_sizes(*sizes, test_share=test_share, support_share=support_share)
+    for client, n in enumerate(sizes):
+        part = {name: f.indices(client, name).tolist() for name in PARTS}
+        assert sorted(part["train"] + part["test"]) == sorted(part["all"])
+        assert len(part["all"]) == n
+        assert len(part["test"]) == int(test_share * n + 1e-9)
+        assert part["train"] or n == 0
+        for half in ("train", "test"):
+            support, query = part[f"{half}-support"], part[f"{half}-query"]
+            assert sorted(support + query) == sorted(part[half])
+            m = len(part[half])
+            assert len(support) == (max(1, int(support_share * m + 1e-9)) if m >= 2 else 0)
+        for name in PARTS:
+            assert f.size(client, name) == len(part[name]) == f.sizes(name)[client]
+
+
+def test_the_split_of_a_client_depends_on_seed_and_client_alone(small: Dataset) -> None:
+    def test_part(client: int, seed: int, clients: int) -> list[int]:
+        p = Partition.of_lists([list(range(40))] + [[i + 40] for i in range(clients)])
+        return Federation(small, p, seed=seed).indices(client, "test").tolist()
+
+    assert test_part(0, seed=0, clients=2) == test_part(0, seed=0, clients=9)
+    assert test_part(0, seed=0, clients=2) != test_part(0, seed=1, clients=2)
+
+
+def test_no_test_share_leaves_everything_to_training() -> None:
+    f = of_sizes(5, 1, test_share=0.0)
+    assert f.indices(0, "train").tolist() == [0, 1, 2, 3, 4]
+    assert f.sizes("test").tolist() == [0, 0]
+
+
+def test_s1_shares_of_a_hundred() -> None:
+    f = of_sizes(100, test_share=0.25)
+    assert [f.size(0, part) for part in PARTS] == [100, 75, 25, 15, 60, 5, 20]
+
+
+def test_classes_of_a_client(small: Dataset) -> None:
+    f = Federation(small, Partition.of_lists([[0, 10, 3], [1]]), seed=0)
+    assert np.flatnonzero(f.classes_of(0)).tolist() == [0, 3]
+    assert np.flatnonzero(f.classes_of(1)).tolist() == [1]
+
+
+def test_the_common_test_set_is_the_published_one_or_that_of_all_clients(small: Dataset) -> None:
+    assert np.array_equal(federate(small, "iid", 4, 0).global_test(), np.arange(100))
+    pooled = federate(small, "iid", 4, 0, pool=True)
+    assert len(pooled.dataset.x) == 500
+    everyone = np.concatenate([pooled.indices(client, "test") for client in range(4)])
+    assert np.array_equal(pooled.global_test(), everyone)
+    assert len(everyone) == 100
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.sampled_from(["classes:2", "classes:2,uneven=1", "classes:3", "iid", "dirichlet:0.2"]),
+    st.integers(2, 30),
+    st.integers(1, 30),
+    st.integers(0, 99),
+)
+def test_newcomers_have_combinations_that_no_client_has(
+    spec: str, clients: int, newcomers: int, seed: int
+) -> None:
+    f = federate(plain(6000), spec, clients, seed, test_share=0.25, newcomers=newcomers)
+    trained_on = {frozenset(np.flatnonzero(f.classes_of(c))) for c in range(clients)}
+    assert list(f.newcomer_ids) == list(range(clients, clients + newcomers))
+    tested = set(f.global_test()) if not len(f.dataset.x_test) else set()
+    seen: list[int] = []
+    for newcomer in f.newcomer_ids:
+        combination = frozenset(np.flatnonzero(f.classes_of(newcomer)))
+        assert len(combination) == 2
+        assert combination not in trained_on
+        assert len(f.indices(newcomer, "train")) == 0
+        assert sorted(f.indices(newcomer, "test")) == sorted(f.indices(newcomer, "all"))
+        support, query = (f.indices(newcomer, f"test-{half}") for half in ("support", "query"))
+        assert len(support) + len(query) == f.size(newcomer, "test")
+        assert len(support) >= 1
+        seen += f.indices(newcomer).tolist()
+    assert len(seen) == len(set(seen))
+    assert set(seen) <= tested
+
+
+def test_s1_newcomers_cover_every_class() -> None:
+    f = federate(
+        plain(20_000), "classes:2,uneven=1.3", 50, 0, pool=True, test_share=0.25, newcomers=50
+    )
+    holders = sum(f.classes_of(newcomer).astype(int) for newcomer in f.newcomer_ids)
+    assert (np.asarray(holders) >= 8).all()
+    assert len(f.newcomers.indices) == len(f.global_test())
+
+
+def test_newcomers_that_cannot_be_are_refused() -> None:
+    with pytest.raises(FedloomError, match="no client has, but the clients have all 1"):
+        federate(plain(100, classes=2), "classes:2", 5, 0, newcomers=3)
+    with pytest.raises(FedloomError, match="have all 4"):
+        federate(plain(400, classes=4), "classes:1", 8, 0, newcomers=3, newcomer_classes=1)
+    with pytest.raises(FedloomError, match="Set test_share above 0"):
+        federate(plain(100), "iid", 5, 0, test_share=0, newcomers=3)
+    with pytest.raises(FedloomError, match=r"newcomers cannot be dealt their data\. .*must hold"):
+        federate(plain(100), "iid", 5, 0, newcomers=50)
+    with pytest.raises(FedloomError, match="newcomers must be at least 0"):
+        federate(plain(100), "iid", 5, 0, newcomers=-1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"test_share": 1.0}, "test_share is 1"),
+        ({"test_share": -0.1}, "test_share is -0.1"),
+        ({"support_share": 0.0}, "support_share is 0"),
+        ({"support_share": 1.0}, "support_share is 1"),
+    ],
+)
+def test_shares_outside_their_range_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(FedloomError, match=message):
+        of_sizes(10, **settings)
+
+
+def test_an_unknown_part_or_client_is_refused() -> None:
+    with pytest.raises(FedloomError, match="Did you mean 'train-query'"):
+        of_sizes(10).indices(0, "train-qery")
+    with pytest.raises(IndexError):
+        of_sizes(10).indices(1)
+
+
+def test_a_federation_can_be_sent_to_another_process() -> None:
+    f = federate(plain(1000), "classes:2", 10, 0, newcomers=5)
+    copy = pickle.loads(pickle.dumps(f))
+    for client in range(15):
+        assert np.array_equal(copy.indices(client, "test-query"), f.indices(client, "test-query"))

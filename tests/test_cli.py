@@ -1,0 +1,228 @@
+"""The command line as a user meets it: real processes, exit codes, one paragraph of error."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+
+import fedloom
+from fedloom.cli import main
+from fedloom.experiment.settings import Config
+
+
+@pytest.fixture
+def call(in_tmp, monkeypatch, capsys):
+    """`fedloom WORDS` in this process: what it printed and how it ended."""
+    monkeypatch.setenv("FEDLOOM_DATA", str(in_tmp / "cache"))
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as e:
+            code = e.code or 0
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=printed.out, stderr=printed.err)
+
+    return run
+
+
+def real_call(*words):
+    """The same in a process of its own."""
+    words = [sys.executable, "-m", "fedloom", *map(str, words)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+SMALL = ("--clients", 4, "--rounds", 2, "--eval-every", 1, "--partition", "iid")
+
+
+def test_run_show_and_rerun_from_the_config(call):
+    done = call("run", "fedprox", *SMALL, "--set", "mu=0.5", "--out", "runs/a", "--plot", "a.png")
+    assert done.returncode == 0, done.stderr
+    assert "mu=0.5" in done.stdout
+    assert "worst / best 10 %" in done.stdout
+    assert Path("a.png").exists()
+    shown = call("show", "runs/a")
+    assert shown.returncode == 0
+    assert "Clients worst off" in shown.stdout
+    again = call("run", "--config", "runs/a/config.yaml", "--out", "runs/b")
+    assert again.returncode == 0, again.stderr
+    a, b = (next(Path(f"runs/{n}/checkpoints").iterdir()).read_bytes() for n in "ab")
+    assert a == b
+
+
+def test_compare_writes_a_report(call):
+    done = call("compare", "fedavg", "local", *SMALL, "--seeds", 2, "--out", "cmp")
+    assert done.returncode == 0, done.stderr
+    assert "paired" in done.stdout
+    assert "±" in done.stdout
+    assert Path("cmp/report.html").exists()
+    more = call("compare", "fedavg", "local", *SMALL, "--seeds", 3, "--out", "cmp", "--resume")
+    assert more.returncode == 0, more.stderr
+    assert len(list(Path("cmp").glob("*-s*"))) == 6
+
+
+def test_lists(call):
+    assert "fedprox" in call("methods").stdout
+    assert "proximal" in call("methods", "fedprox").stdout
+    listed = call("data", "list")
+    assert "tiny-imagenet" in listed.stdout
+    shown = call("data", "show", "digits", "--partition", "classes:2", "--plot", "p.png")
+    assert shown.returncode == 0, shown.stderr
+    assert Path("p.png").exists()
+    assert call("--version").stdout.strip() == f"fedloom {fedloom.__version__}"
+
+
+def test_every_setting_is_an_option(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = call("run", "--help").stdout
+    for name in Config.model_fields:
+        if name not in ("method", "params", "data_options", "model_options"):
+            assert f"--{name.replace('_', '-')}" in shown, name
+
+
+BAD = {
+    "method": (("run", "fedavgg"), "Did you mean 'fedavg'?"),
+    "no method": (("run",), "fedloom methods"),
+    "option name": (("run", "fedavg", "--set", "momentumm=1"), "Did you mean 'momentum'?"),
+    "method option": (("run", "fedprox:muu=1"), "Did you mean 'mu'?"),
+    "method option value": (("run", "fedprox", "--set", "mu=-1"), "mu"),
+    "set": (("run", "fedavg", "--set", "lr"), "key=value"),
+    "data": (("run", "fedavg", "--data", "mnits"), "Did you mean 'mnist'?"),
+    "data not fetched": (("run", "fedavg", "--data", "mnist"), "fedloom data fetch mnist"),
+    "data file": (("run", "fedavg", "--data", "nowhere.npz"), "nowhere.npz"),
+    "partition": (("run", "fedavg", "--partition", "dirichet:1"), "Did you mean 'dirichlet'?"),
+    "partition value": (("run", "fedavg", "--partition", "dirichlet:x"), "dirichlet"),
+    "partition file": (("run", "fedavg", "--partition", "file:none.json"), "none.json"),
+    "model": (("run", "fedavg", "--model", "lenett"), "Did you mean 'lenet'?"),
+    "model and data": (("run", "fedavg", "--model", "lenet"), "16×16"),
+    "model file": (("run", "fedavg", "--model", "none.py:net"), "none.py"),
+    "config": (("run", "--config", "none.yaml"), "none.yaml"),
+    "participation": (("run", "fedavg", "--participation", 60), "60"),
+    "participation half": (("run", "fedavg", "--participation", 2.5), "whole"),
+    "batch": (("run", "fedavg", "--batch", "many"), "inf"),
+    "rounds": (("run", "fedavg", "--rounds", 0), "greater than or equal to 1"),
+    "lr": (("run", "fedavg", "--lr", "nan"), "finite"),
+    "schedule": (("run", "fedavg", "--lr-schedule", "cosin"), "constant"),
+    "augment": (("run", "fedavg", "--augment", "turn"), "crop"),
+    "device": (("run", "fedavg", "--device", "cuda:7"), "cuda:7"),
+    "fixed": (("run", "fedsgd", "--epochs", 3), "by its definition"),
+    "too many clients": (("run", "fedavg", "--clients", 5000), "5000"),
+    "run": (("show", "nowhere"), "does not exist"),
+    "resume": (("run", "fedavg", "--resume", "--out", "nowhere"), "does not exist"),
+    "compare twice": (("compare", "fedavg", "fedavg"), "twice"),
+    "compare method": (("compare", "fedavg", "fedprx"), "Did you mean 'fedprox'?"),
+    "fetch": (("data", "fetch", "imagenet"), "Unknown data set"),
+    "diverged": (("run", "fedavg", "--lr", "1e30"), "Lower --lr"),
+    "plot": (("data", "show", "digits", "--plot", "x.abc"), "x.abc"),
+    "newcomers": (("run", "fedavg", "--newcomers", 2, "--test-share", 0), "test"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_a_sentence(case, call):
+    words, expected = BAD[case]
+    done = call(*words)
+    assert done.returncode not in (0, -11)
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("Error: ")]) == 1
+
+
+def test_errors_of_a_real_process_go_to_stderr_without_traceback(in_tmp):
+    done = real_call("run", "fedavgg")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: Unknown method 'fedavgg'")
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(in_tmp):
+    done = real_call("run", "fedavgg", "--debug")
+    assert "Traceback" in done.stderr
+    assert done.returncode != 0
+
+
+@pytest.mark.parametrize("content", ["- a\n- b", "lr: [", "\x00"])
+def test_bad_config_files(call, content):
+    Path("c.yaml").write_text(content)
+    done = call("run", "fedavg", "--config", "c.yaml")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "c.yaml" in done.stderr
+
+
+def test_settings_win_over_the_file_and_set_over_all(call):
+    Path("c.yaml").write_text(yaml.safe_dump({"rounds": 1, "clients": 4, "lr": 0.1, "seed": 1}))
+    done = call("run", "fedavg", "--config", "c.yaml", "--lr", 0.2, "--set", "seed=5", "--out", "o")
+    assert done.returncode == 0, done.stderr
+    config = fedloom.load("o").config
+    assert (config["rounds"], config["lr"], config["seed"]) == (1, 0.2, 5)
+
+
+def test_ctrl_c_keeps_the_rounds_and_resumes(call):
+    words = [sys.executable, "-m", "fedloom", "run", "local", "--rounds", "100000",
+             "--clients", "4", "--out", "long"]  # fmt: skip
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    lines = Path("long/rounds.jsonl")
+    while process.poll() is None and not (lines.exists() and lines.read_text().count("\n") > 3):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    done = len(fedloom.load("long").rounds)
+    assert done > 3
+    fewer = call("run", "--resume", "--out", "long", "--rounds", done + 2)
+    assert fewer.returncode == 0, fewer.stderr
+    assert len(fedloom.load("long").rounds) == done + 2
+
+
+METHOD = '''
+import fedloom
+from fedloom.local import SGD
+from fedloom.mix import Average
+
+class Mine(fedloom.MethodOptions):
+    """Mine."""
+    name, family, source = "mine", "test", "test"
+    part: str = "all"
+
+    def build(self):
+        return fedloom.Method(local=SGD(), mix=Average(self.part))
+
+def net(shape, classes):
+    from torch import nn
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], classes))
+'''
+
+
+def test_methods_and_models_from_a_file(call):
+    Path("mine.py").write_text(METHOD)
+    done = call("run", "mine.py", *SMALL, "--model", "mine.py:net", "--out", "a")
+    assert done.returncode == 0, done.stderr
+    assert fedloom.load("a").model().state_dict().keys() == {"1.weight", "1.bias"}
+    assert call("methods", "mine.py").stdout.startswith("mine")
+    done = call("run", "mine.py", *SMALL, "--set", "part=hed")
+    assert "Unknown part" in done.stderr
+    Path("broken.py").write_text("import nothing_like_this")
+    assert "can't be imported" in call("run", "broken.py").stderr
+
+
+def test_data_files_of_ones_own(call):
+    rng = np.random.default_rng(0)
+    np.savez("d.npz", x=rng.integers(0, 255, (60, 9, 9), dtype=np.uint8), y=np.arange(60) % 3)
+    done = call("run", "fedavg", *SMALL, "--data", "d.npz")
+    assert done.returncode == 0, done.stderr
+    Path("bad.npz").write_bytes(b"not a zip")
+    done = call("run", "fedavg", *SMALL, "--data", "bad.npz")
+    assert done.returncode == 2
+    assert "bad.npz" in done.stderr
+    assert "Traceback" not in done.stderr

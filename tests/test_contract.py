@@ -1,0 +1,318 @@
+"""The contract carries every family: toys of each, on the unchanged runner.
+
+Personal parts, sub-models, meta-learning, swaps and gossip are written here in a few lines each,
+as the methods to come will be. None of them may need a word in the runner or in an engine.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedloom
+from fedloom.adapt import FineTune
+from fedloom.errors import FedloomError
+from fedloom.local import SGD, FullGradient, LocalRule, cross_entropy
+from fedloom.method import Method
+from fedloom.mix import Average, GradientStep, Keep, Mix, Mixed
+from fedloom.models.nets import MLP
+from fedloom.select import Select, Selection
+from fedloom.topology import Contacts, Pooled, Topology
+
+
+def method(**parts):
+    class Toy(fedloom.MethodOptions):
+        name, family, source = "toy", "test", "test"
+
+        def build(self):
+            return Method(**parts)
+
+    return Toy()
+
+
+def states(result):
+    return result.store.checkpoint()[0]
+
+
+# -- personal parts (FedPer, LG-FedAvg) -----------------------------------------------------------
+
+
+def test_private_heads_never_mix_and_cost_their_columns_only(quick):
+    result = quick(method(mix=Average(part="body")), rounds=4)
+    kept = states(result)["kept/rows"]
+    assert kept.shape[1] == 16 * 10 + 10
+    assert result.rounds["bytes_up"].tolist() == [3 * (64 * 16 + 16) * 4] * 4
+    heads = {tuple(head.tolist()) for head in kept}
+    assert len(heads) == len(kept) > 1
+    bodies = [result.model(client=c).hidden[0].weight for c in (0, 1)]
+    assert torch.equal(*bodies)
+
+
+def test_a_private_part_of_nothing_is_fedavg(quick, row):
+    assert torch.equal(row(quick(method(mix=Average(part="all")))), row(quick("fedavg")))
+
+
+# -- meta-learning (MAML, Meta-SGD) ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToyMeta(LocalRule):
+    """One inner step on the support part, the gradient of the query loss through it."""
+
+    alpha: float = 0.1
+    learned: bool = False
+    parts = ("train-support", "train-query")
+    weighs = "train-query"
+    differentiates = True
+
+    @property
+    def extras(self):
+        return {"alpha": self.alpha} if self.learned else {}
+
+    def plan(self, sizes, budget, rng):
+        return [{part: np.arange(size) for part, size in sizes.items()}]
+
+    def objective(self, net, params, data):
+        support, query = data["train-support"], data["train-query"]
+        weights = {k: v for k, v in params.items() if "/" not in k}
+        grads = torch.func.grad(lambda w: cross_entropy(net(w, support.x), support))(weights)
+        rate = {k: params.get(f"alpha/{k}", self.alpha) for k in weights}
+        inner = {k: w - rate[k] * grads[k] for k, w in weights.items()}
+        return cross_entropy(net(inner, query.x), query)
+
+
+def test_maml_without_inner_rate_is_sgd_on_the_query_part(quick, row):
+    class OnQuery(SGD):
+        parts, weighs = ("train-query",), "train-query"
+
+        def plan(self, sizes, budget, rng):
+            return [{"train-query": np.arange(sizes["train-query"])}]
+
+        def objective(self, net, params, data):
+            return cross_entropy(net(params, data["train-query"].x), data["train-query"])
+
+    meta, plain = row(quick(method(local=ToyMeta(0.0)))), row(quick(method(local=OnQuery())))
+    assert torch.allclose(meta, plain, atol=1e-6)
+    assert not torch.allclose(meta, row(quick(method(local=ToyMeta(0.5)))), atol=1e-4)
+
+
+def test_learned_rates_are_columns_that_mix_like_their_weights(quick):
+    result = quick(method(local=ToyMeta(learned=True), mix=Average(part="body")), rounds=2, lr=1.0)
+    body, head = 64 * 16 + 16, 16 * 10 + 10
+    assert states(result)["shared"].numel() == 2 * (body + head)
+    assert states(result)["kept/rows"].shape[1] == 2 * head
+    rates = states(result)["shared"][body + head : 2 * body + head]
+    assert not torch.allclose(rates, torch.full_like(rates, 0.1))
+    assert result.model(client=0)(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+
+
+def test_fine_tuning_scores_the_query_part_and_keeps_the_score_before(quick):
+    result = quick(method(adapt=FineTune(lr=0.5)), test_share=0.5, newcomers=2, clients=6)
+    table = result.clients
+    assert (table["accuracy_before"] != table["accuracy"]).any()
+    assert set(table["population"]) == {"local", "new"}
+    plain = quick("fedavg", test_share=0.5, newcomers=2).clients
+    assert table["samples"].sum() < plain["samples"].sum()
+
+
+# -- sub-models (HeteroFL, FedRolex, ...) ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Half(Select):
+    """Every other client trains the first half of the hidden layer: a really smaller MLP."""
+
+    share: float = 0.5
+    sees_data: bool = False
+
+    def choose(self, ask):
+        if ask.client % 2 == 0:
+            return None
+        if self.sees_data:
+            assert len(ask.data("train").y) > 0
+        keep = int(16 * self.share)
+        at = {name: torch.arange(e.start, e.stop).view(e.shape) for e in ask.layout.entries
+              for name in [e.name]}  # fmt: skip
+        index = torch.cat([
+            at["hidden.0.weight"][:keep].flatten(), at["hidden.0.bias"][:keep],
+            at["out.weight"][:, :keep].flatten(), at["out.bias"],
+        ])  # fmt: skip
+        return Selection(index, keep, lambda: MLP((1, 8, 8), 10, hidden=(keep,)))
+
+
+def test_sub_models_are_smaller_cheaper_and_averaged_by_coverage(quick):
+    sub = quick(method(select=Half()), participation=1.0, rounds=1)
+    full = quick("fedavg", participation=1.0, rounds=1)
+    assert sub.summary["macs"] < 0.8 * full.summary["macs"]
+    whole, half = 64 * 16 + 16 + 170, 64 * 8 + 8 + 90
+    assert sub.summary["bytes_up"] == 4 * 3 * (whole + half)
+    # what only the even clients trained is the average of the even clients
+    evens = states(quick(method(select=Half()), participation=1.0, rounds=1))["shared"]
+    assert torch.equal(evens, states(sub)["shared"])
+
+
+def test_an_element_trained_by_nobody_keeps_its_value(quick):
+    class OnlyHalf(Half):
+        def choose(self, ask):
+            return super().choose(type("Odd", (), {**vars(ask), "client": 1}))
+
+    before = MLP((1, 8, 8), 10, (16,))
+    result = quick(method(select=OnlyHalf()), rounds=2)
+    start = quick("fedavg", rounds=1, lr=1e-30)
+    moved = states(result)["shared"] != states(start)["shared"]
+    rows = moved[: 64 * 16].view(16, 64)
+    assert rows[:8].any()
+    assert not rows[8:].any()
+    assert len(list(before.parameters())) == 4
+
+
+def test_full_share_is_fedavg_to_the_bit(quick, row):
+    assert torch.equal(row(quick(method(select=Half(share=1.0)))), row(quick("fedavg")))
+
+
+def test_a_selector_that_sees_data_downloads_the_whole_model(quick):
+    result = quick(method(select=Half(sees_data=True)), participation=1.0, rounds=1)
+    assert result.summary["bytes_down"] > result.summary["bytes_up"]
+
+
+# -- swaps and gossip -----------------------------------------------------------------------------
+
+
+class Swap(Mix):
+    """Neighbours in the list of participants exchange models; every third round all average."""
+
+    home = "node"
+
+    def combine(self, g):
+        if g.round % 3 == 0:
+            mean = Average().combine(g).shared
+            return Mixed(shared=mean, reset=True)
+        order = np.arange(len(g.clients))
+        paired = order[: len(order) // 2 * 2].reshape(-1, 2)[:, ::-1].ravel()
+        order[: len(paired)] = paired
+        return Mixed(clients=g.clients, rows=g.rows[order])
+
+
+def test_a_swap_is_a_permutation_and_an_average_resets_everybody(quick):
+    swapped = quick(method(mix=Swap()), rounds=2, participation=1.0)
+    kept = quick("local", rounds=1, participation=1.0)
+    assert len(states(swapped)["kept/rows"]) == 6
+    averaged = quick(method(mix=Swap()), rounds=3, participation=1.0)
+    assert len(states(averaged)["kept/rows"]) == 0
+    models = [averaged.model(client=c).out.weight for c in (0, 5)]
+    assert torch.equal(*models)
+    once = quick(method(mix=Swap()), rounds=1, participation=1.0)
+    before = sorted(map(tuple, states(kept)["kept/rows"].tolist()))
+    after = sorted(map(tuple, states(once)["kept/rows"].tolist()))
+    assert before == after
+    assert states(once)["kept/rows"].tolist() != states(kept)["kept/rows"].tolist()
+
+
+@dataclass(frozen=True)
+class Complete(Topology):
+    """No server; everybody meets everybody."""
+
+    server: bool = False
+
+    def contacts(self, round, clients, participants, stream):
+        pairs = np.array([(a, b) for a in range(clients) for b in range(a + 1, clients)])
+        return Contacts(np.arange(clients), pairs)
+
+
+class Gossip(Mix):
+    """Synchronous: every node takes the mean of itself and those it meets."""
+
+    home = "node"
+
+    def combine(self, g):
+        matrix = torch.eye(len(g.clients))
+        for a, b in g.contacts.edges:
+            matrix[a, b] = matrix[b, a] = 1
+        return Mixed(clients=g.clients, rows=matrix / matrix.sum(1, keepdim=True) @ g.rows)
+
+
+def test_gossip_on_a_complete_graph_is_an_average(quick):
+    result = quick(method(mix=Gossip(), topology=Complete()), partition="iid", rounds=1)
+    rows = states(result)["kept/rows"]
+    assert torch.allclose(rows, rows[0].expand_as(rows), atol=1e-6)
+    alone = states(quick("local", rounds=1, participation=1.0))["kept/rows"]
+    assert torch.allclose(rows[0], alone.mean(0), atol=1e-6)
+
+
+# -- memory, and what is refused ------------------------------------------------------------------
+
+
+class Momentum(Average):
+    """Server momentum: remembers its velocity."""
+
+    memory = ("velocity",)
+
+    def combine(self, g):
+        step = super().combine(g).shared - g.shared
+        old = g.memory["velocity"].get(0, {"v": torch.zeros_like(step)})["v"]
+        velocity = 0.5 * old + step
+        return Mixed(shared=g.shared + velocity, memory={"velocity": {0: {"v": velocity}}})
+
+
+def test_declared_memory_is_kept_and_restored(quick):
+    whole = quick(method(mix=Momentum()), rounds=4)
+    half = quick(method(mix=Momentum()), rounds=2, out="half")
+    quick(method(mix=Momentum()), rounds=4, out="half", resume=True)
+    assert "memory/velocity/0/v" in states(whole)
+    for name, value in states(whole).items():
+        assert torch.equal(value, states(fedloom.load(half.path))[name])
+
+
+def test_undeclared_memory_fails_at_once(quick):
+    class Forgetful(Momentum):
+        memory = ()
+
+        def combine(self, g):
+            return Mixed(memory={"velocity": {}})
+
+    with pytest.raises(FedloomError, match="without declaring"):
+        quick(method(mix=Forgetful()))
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ({"topology": Complete()}, "needs a server"),
+        ({"topology": Pooled(), "mix": Keep()}, "keeps a model on each client"),
+        ({"topology": Pooled(), "select": Half()}, "no weaker client"),
+        ({"local": FullGradient()}, "hands back gradients"),
+        ({"mix": GradientStep()}, "combines gradients"),
+    ],
+)
+def test_nonsense_is_refused_with_the_reason(parts, why):
+    with pytest.raises(FedloomError, match=why):
+        Method(**parts)
+
+
+# -- models of every kind -------------------------------------------------------------------------
+
+
+def small_conv(norm):
+    def factory(shape, classes):
+        from fedloom.models.nets import Conv4
+
+        return Conv4(shape, classes, channels=(8, 16, 16, 32), norm=norm)
+
+    return factory
+
+
+@pytest.mark.parametrize("norm", ["batch", "static", "group", "none"])
+def test_every_norm_learns(quick, norm):
+    result = quick(model=small_conv(norm), rounds=6, lr=0.1, clients=4, participation=1.0,
+                   eval_every=6, epochs=2, momentum=0.9)  # fmt: skip
+    assert result.summary["test_accuracy"] > 0.5
+
+
+def test_dropout_is_reproducible(quick, row):
+    def factory(shape, classes):
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, classes))
+
+    first, second = quick(model=factory), quick(model=factory)
+    assert torch.equal(row(first), row(second))

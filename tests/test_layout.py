@@ -1,0 +1,115 @@
+import pytest
+import torch
+from torch import nn
+
+from fedloom.errors import FedloomError
+from fedloom.layout import Columns, Layout
+from fedloom.models import MODELS, build
+
+
+class Odd(nn.Module):
+    """Buffers of several kinds, a frozen parameter and a tied one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.frozen = nn.Parameter(torch.arange(3.0), requires_grad=False)
+        self.last = nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+        self.register_buffer("scratch", torch.ones(2), persistent=False)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("norm", ["batch", "static", "group", "none"])
+def test_round_trip_is_exact_for_every_model(name, norm):
+    options = {} if name in ("mlp", "lenet") else {"norm": norm}
+    if name.startswith("resnet"):
+        options["width"] = 8
+    if name == "conv4":
+        options["channels"] = (8, 16, 8, 8)
+    module = build(name, (3, 32, 32), 10, seed=1, options=options)
+    module.train()(torch.randn(4, 3, 32, 32))  # moves the batch statistics
+    layout = Layout.of(module)
+    row = layout.flatten(module)
+    other = layout.load(build(name, (3, 32, 32), 10, seed=2, options=options), row)
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, other.state_dict()[key]), key
+    assert torch.equal(layout.flatten(other), row)
+
+
+def test_trainable_columns_come_first_then_frozen_then_buffers():
+    layout = Layout.of(Odd())
+    kinds = [e.kind for e in layout.entries]
+    assert kinds == sorted(kinds, key=["param", "extra", "frozen", "buffer"].index)
+    # the tied weight stands once: 16 + 4 + 4 + 4 (norm) + 4
+    assert layout.trainable == 16 + 4 + 4 + 4 + 4
+    # + frozen 3, running mean and variance, the counter of batches; no scratch buffer
+    assert layout.size == layout.trainable + 3 + 4 + 4 + 1
+
+
+def test_integer_buffers_survive_the_row():
+    module = Odd().train()
+    for _ in range(3):
+        module(torch.randn(5, 4))
+    layout = Layout.of(module)
+    back = layout.load(Odd(), layout.flatten(module))
+    assert back.norm.num_batches_tracked == 3
+    assert back.norm.num_batches_tracked.dtype == torch.int64
+
+
+def test_extra_columns_stand_with_the_layer_of_their_weight():
+    module = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    layout = Layout.of(module, ["alpha"])
+    assert layout.trainable == 2 * 13
+    assert len(layout.columns("head")) == 8  # four weights and their four rates
+    row = layout.flatten(module, {"alpha": 0.25})
+    views = layout.views(row, ("extra",))
+    assert torch.equal(views["alpha/2.weight"], torch.full((1, 3), 0.25))
+
+
+def test_parts():
+    layout = Layout.of(build("lenet", (3, 32, 32), 10))
+    size = {part: len(layout.columns(part)) for part in ("all", "none", "head", "head:2", "conv1")}
+    assert size == {"all": 62006, "none": 0, "head": 850, "head:2": 850 + 84 * 121, "conv1": 456}
+    assert len(layout.columns("body")) == 62006 - 850
+    assert layout.columns("body").others() == layout.columns("head")
+    assert len(layout.columns("conv1+out")) == 456 + 850
+    assert len(layout.columns("fc1.weight")) == 400 * 120
+    assert layout.columns("all").everything
+
+
+@pytest.mark.parametrize("part", ["heads", "head:9", "head:x", "conv9"])
+def test_unknown_parts_are_refused(part):
+    with pytest.raises(FedloomError):
+        Layout.of(build("lenet", (3, 32, 32), 10)).columns(part)
+
+
+def test_columns_take_and_put():
+    rows = torch.arange(12.0).reshape(2, 6)
+    columns = Columns.union([(4, 6), (0, 1), (5, 6)], 6)
+    assert columns.ranges == ((0, 1), (4, 6))
+    assert columns.take(rows).tolist() == [[0, 4, 5], [6, 10, 11]]
+    columns.put(rows, torch.zeros(2, 3))
+    assert rows.tolist() == [[0, 1, 2, 3, 0, 0], [0, 7, 8, 9, 0, 0]]
+    assert columns.others().ranges == ((1, 4),)
+
+
+def test_models_that_cannot_be_flat_are_refused():
+    with pytest.raises(FedloomError, match="nothing to learn"):
+        Layout.of(nn.ReLU())
+    mixed = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).double())
+    with pytest.raises(FedloomError, match="one floating type"):
+        Layout.of(mixed)
+    with pytest.raises(FedloomError, match="values"):
+        Layout.of(nn.Linear(1, 1)).load(nn.Linear(1, 1), torch.zeros(5))
+
+
+def test_a_buffer_of_large_integers_is_refused_not_rounded():
+    module = nn.Linear(1, 1)
+    module.register_buffer("big", torch.tensor([2**24 + 1]))
+    with pytest.raises(FedloomError, match="big"):
+        Layout.of(module).flatten(module)

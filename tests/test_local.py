@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+import torch
+
+from fedloom.errors import FedloomError
+from fedloom.local import SGD, Batch, Budget, Optimiser, Proximal, Schedule, cross_entropy
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_the_optimiser_is_torchs_sgd(momentum, weight_decay, clip):
+    ours = torch.linspace(-1, 1, 7)
+    theirs = torch.nn.Parameter(ours.clone())
+    reference = torch.optim.SGD([theirs], 0.1, momentum, weight_decay=weight_decay)
+    optimiser, velocity = Optimiser(0.1, momentum, weight_decay, clip), None
+    for step in range(4):
+        grad = torch.sin(torch.arange(7.0) + step)
+        theirs.grad = grad.clone()
+        if clip:
+            torch.nn.utils.clip_grad_norm_([theirs], clip)
+        reference.step()
+        velocity = optimiser.step(ours, grad, velocity)
+    assert torch.allclose(ours, theirs.detach(), atol=1e-7)
+
+
+def test_the_optimiser_steps_a_matrix_of_clients_like_each_alone():
+    rows, grads = torch.randn(3, 5), torch.randn(3, 5) * torch.tensor([[1.0], [10.0], [0.1]])
+    alone = [row.clone() for row in rows]
+    optimiser = Optimiser(0.1, 0.9, 0.01, clip=1.0)
+    for row, grad in zip(alone, grads, strict=True):
+        optimiser.step(row, grad, None)
+    optimiser.step(rows, grads, None)
+    assert torch.allclose(rows, torch.stack(alone))
+
+
+def test_batches_cover_every_sample_once_an_epoch():
+    batches = Budget(epochs=2, batch=4).batches(10, np.random.default_rng(0))
+    assert [len(b) for b in batches] == [4, 4, 2, 4, 4, 2]
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(np.concatenate(epoch)) == list(range(10))
+
+
+def test_steps_replace_epochs():
+    rng = np.random.default_rng(0)
+    assert [len(b) for b in Budget(steps=4, batch=4).batches(10, rng)] == [4, 4, 2, 4]
+    assert len(Budget(steps=2, batch=4).batches(100, rng)) == 2
+
+
+def test_an_infinite_batch_is_the_whole_set_and_no_data_no_step():
+    rng = np.random.default_rng(0)
+    (batch,) = Budget(batch=None).batches(7, rng)
+    assert sorted(batch) == list(range(7))
+    assert Budget().batches(0, rng) == []
+    assert Budget(steps=3).batches(0, rng) == []
+
+
+def test_the_proximal_gradient_by_hand():
+    grad, weights, anchor = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0]), torch.ones(2)
+    assert Proximal(0.5).direction(grad, weights, anchor).tolist() == [2.0, 3.0]
+    assert SGD().direction(grad, weights, anchor) is grad
+
+
+def test_a_negative_mu_is_refused():
+    with pytest.raises(FedloomError, match="mu"):
+        Proximal(-1.0)
+
+
+def test_padding_does_not_change_the_loss():
+    logits, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    padded = Batch(torch.zeros(5), torch.tensor([0, 1, 2, 0, 0]), torch.tensor([1.0, 1, 1, 0, 0]))
+    whole = cross_entropy(logits, Batch(torch.zeros(3), y))
+    assert torch.isclose(cross_entropy(torch.cat([logits, torch.randn(2, 4)]), padded), whole)
+
+
+@pytest.mark.parametrize(
+    ("spec", "factors"),
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("step:2,0.5", [1, 1, 0.5, 0.5]),
+        ("exp:0.5", [1, 0.5, 0.25, 0.125]),
+        ("cosine", [1, 0.8535534, 0.5, 0.1464466]),
+        ("cosine:0.5", [1, 0.9267767, 0.75, 0.5732233]),
+    ],
+)
+def test_schedules(spec, factors):
+    schedule = Schedule(spec)
+    assert [schedule.factor(t, 4) for t in (1, 2, 3, 4)] == pytest.approx(factors)
+
+
+@pytest.mark.parametrize("spec", ["linear", "step:2", "step:0,1", "exp:x", "cosine:1,2", ""])
+def test_wrong_schedules_are_refused(spec):
+    with pytest.raises(FedloomError, match="schedule"):
+        Schedule(spec)

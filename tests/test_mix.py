@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedloom.layout import Layout
+from fedloom.mix import Average, Gathering, GradientStep, Keep, weighted_mean
+from fedloom.streams import stream
+from fedloom.topology import Contacts
+
+
+def gather(rows, weights, shared, **more):
+    rows = torch.tensor(rows)
+    module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))  # four columns
+    clients = np.arange(len(rows))
+    return Gathering(
+        round=1, layout=Layout.of(module), contacts=Contacts(clients), clients=clients,
+        shared=torch.tensor(shared), weights=np.array(weights, dtype=float), rows=rows, lr=0.5,
+        stream=lambda *names: stream(0, *names), **more,
+    )  # fmt: skip
+
+
+def test_average_by_hand():
+    g = gather([[1.0, 2, 3, 4], [5.0, 6, 7, 8]], [1, 3], [0.0, 0, 0, 0])
+    assert Average().combine(g).shared.tolist() == [4, 5, 6, 7]
+
+
+def test_average_of_a_part_leaves_the_rest_of_the_shared_row():
+    g = gather([[1.0, 2, 3, 4], [5.0, 6, 7, 8]], [1, 1], [9.0, 9, 9, 9])
+    assert Average("body").combine(g).shared.tolist() == [3, 4, 9, 9]
+    assert Average("head").combine(g).shared.tolist() == [9, 9, 5, 6]
+
+
+def test_coverage_average_by_hand():
+    """Element 0: both; 1: the second only; 2: the first only; 3: nobody, so the old value."""
+    indexes = (torch.tensor([0, 2]), torch.tensor([0, 1]))
+    g = gather([[1.0, 0, 3, 0], [4.0, 5, 0, 0]], [2, 1], [7.0, 7, 7, 7], indexes=indexes)
+    assert Average().combine(g).shared.tolist() == [2, 5, 3, 7]
+    assert Average("head").combine(g).shared.tolist() == [7, 7, 3, 7]
+
+
+def test_full_coverage_is_the_plain_average_to_the_bit():
+    rows, weights, old = torch.randn(5, 99), np.array([3.0, 1, 4, 1, 5]), torch.zeros(99)
+    everything = tuple(torch.arange(99) for _ in range(5))
+    assert torch.equal(
+        weighted_mean(rows, weights, old), weighted_mean(rows, weights, old, everything)
+    )
+
+
+def test_nobody_with_data_changes_nothing():
+    g = gather([[1.0, 2, 3, 4]], [0], [9.0, 9, 9, 9])
+    assert Average().combine(g).shared.tolist() == [9, 9, 9, 9]
+    assert GradientStep().combine(g).shared is None
+
+
+def test_gradient_step_by_hand():
+    g = gather([[1.0, 0, 2, 0], [5.0, 0, 2, 4]], [3, 1], [10.0, 10, 10, 10])
+    assert GradientStep().combine(g).shared.tolist() == [9, 10, 9, 9.5]
+
+
+@pytest.mark.parametrize(
+    ("mix", "up", "kept"),
+    [(Average(), [4, 4], 0), (Average("body"), [2, 2], 2), (Keep(), [0, 0], 4)],
+)
+def test_traffic_and_what_is_kept_follow_from_the_declaration(mix, up, kept):
+    g = gather([[0.0] * 4] * 2, [1, 1], [0.0] * 4)
+    traffic = mix.traffic(g)
+    assert traffic.up.tolist() == up
+    assert traffic.down.tolist() == up
+    assert len(mix.kept(g.layout)) == kept
+
+
+def test_traffic_of_sub_models_counts_their_columns_only():
+    indexes = (torch.tensor([0, 2]), None)
+    g = gather([[0.0] * 4] * 2, [1, 1], [0.0] * 4, indexes=indexes)
+    assert Average().traffic(g).up.tolist() == [2, 4]
+    assert Average("head").traffic(g).up.tolist() == [1, 2]
+    g = gather([[0.0] * 4] * 2, [1, 1], [0.0] * 4, indexes=indexes, whole_down=True)
+    assert Average().traffic(g).down.tolist() == [4, 4]

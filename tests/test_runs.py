@@ -1,0 +1,256 @@
+"""Runs on disk: whole after a kill, resumed bit for bit, read back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from torch import nn
+
+import fedloom
+from fedloom.errors import FedloomError
+from fedloom.experiment.store import RunStore
+
+TIMES = ["seconds", "eval_seconds", "peak_memory"]
+
+
+def same_runs(a, b):
+    """Equal states, records and tables, except for times and memory."""
+    first, second = a.store.checkpoint()[0], b.store.checkpoint()[0]
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    pd.testing.assert_frame_equal(a.rounds.drop(columns=TIMES), b.rounds.drop(columns=TIMES))
+    pd.testing.assert_frame_equal(a.clients, b.clients)
+
+
+def test_what_a_run_leaves_behind(quick):
+    result = quick(rounds=4, eval_every=3)
+    names = sorted(p.relative_to(result.path).as_posix() for p in result.path.rglob("*"))
+    assert names == [
+        "checkpoints", "checkpoints/round-000004.safetensors", "clients", "clients.parquet",
+        "config.yaml", "rounds.jsonl",
+    ]  # fmt: skip
+    lines = [json.loads(line) for line in (result.path / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    assert ["test" in line for line in lines] == [False, False, True, True]
+    table = pd.read_parquet(result.path / "clients.parquet")
+    assert sorted(table["round"].unique()) == [3, 4]
+    assert len(table) == 12
+    for column in ("client", "capacity", "train_samples", "samples", "accuracy", "loss",
+                   "precision", "recall", "f1"):  # fmt: skip
+        assert column in table
+    last = table[table["round"] == 4]
+    assert result.summary["macro"] == pytest.approx(last["accuracy"].mean())
+    assert result.summary["micro"] == pytest.approx(last["correct"].sum() / last["samples"].sum())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "fedsgd", "centralised"])
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_resumed_run_is_the_uninterrupted_one(quick, method, stop):
+    common = {"augment": "crop:1", "eval_every": 2}
+    if method != "fedsgd":
+        common["momentum"] = 0.9
+    whole = quick(method, rounds=5, **common)
+    quick(method, rounds=stop, out="half", **common)
+    resumed = quick(method, rounds=5, out="half", resume=True, **common)
+    if stop % 2:  # a run of `stop` rounds is scored at its end, the whole run is not
+        drop = whole.rounds["round"] == stop
+        columns = ["round", "train_loss", "bytes_up", "macs", "lr"]
+        assert whole.rounds[columns].equals(resumed.rounds[columns])
+        assert drop.any()
+        a, b = whole.store.checkpoint()[0], resumed.store.checkpoint()[0]
+        assert all(torch.equal(a[k], b[k]) for k in a)
+    else:
+        same_runs(whole, resumed)
+
+
+RUN = """
+import fedloom, os, signal, sys
+from fedloom.experiment import store
+
+kill_at, moment = int(sys.argv[1]), sys.argv[2]
+writes = {{"n": 0}}
+original = getattr(store.RunStore, moment)
+
+def dying(self, *args, **kwargs):
+    writes["n"] += 1
+    if writes["n"] == kill_at:
+        {when}
+    return original(self, *args, **kwargs)
+
+setattr(store.RunStore, moment, dying)
+fedloom.run("local", clients=6, partition="iid", rounds=6, participation=0.5, eval_every=1,
+            model_options={{"hidden": [16]}}, out="killed")
+"""
+BEFORE = "os.kill(os.getpid(), signal.SIGKILL)"
+AFTER = "original(self, *args, **kwargs); os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize("moment", ["add_round", "add_clients", "add_checkpoint"])
+@pytest.mark.parametrize("when", [BEFORE, AFTER], ids=["before", "after"])
+def test_a_kill_loses_at_most_the_current_round(quick, in_tmp, moment, when):
+    whole = quick("local", rounds=6)
+    done = subprocess.run([sys.executable, "-c", RUN.format(when=when), "4", moment], check=False)
+    assert done.returncode == -signal.SIGKILL
+    kept = RunStore(Path("killed")).checkpoint()[1]["round"]
+    assert kept >= 3
+    same_runs(whole, quick("local", rounds=6, out="killed", resume=True))
+
+
+def test_torn_files_are_passed_over(quick):
+    whole = quick(rounds=4)
+    torn = quick(rounds=3, out="torn")
+    with (torn.path / "rounds.jsonl").open("a") as f:
+        f.write('{"round": 4, "trai')
+    (torn.path / "checkpoints" / "round-000009.safetensors").write_bytes(b"half")
+    (torn.path / "checkpoints" / ".round-000004.safetensors.part").write_bytes(b"half")
+    assert len(fedloom.load("torn").rounds) == 3
+    same_runs(whole, quick(rounds=4, out="torn", resume=True))
+
+
+def test_checkpoint_every_spares_writes_and_still_resumes(quick):
+    whole = quick(rounds=5)
+    part = quick(rounds=5, checkpoint_every=2, out="rare")
+    assert part.store.checkpoint()[1]["round"] == 5
+    (part.path / "checkpoints" / "round-000005.safetensors").unlink()
+    # the state of round 4 was dropped when that of round 5 was whole: all is run again
+    again = quick(rounds=5, checkpoint_every=2, out="rare", resume=True)
+    assert torch.equal(whole.store.checkpoint()[0]["shared"], again.store.checkpoint()[0]["shared"])
+
+
+def test_the_resolved_config_reruns_the_run_exactly(quick, in_tmp):
+    first = quick("fedprox", mu=0.3, seed=4, momentum=0.5, partition="dirichlet:0.4")
+    settings = yaml.safe_load((first.path / "config.yaml").read_text())
+    assert settings["params"] == {"mu": 0.3}
+    second = fedloom.run(settings.pop("method"), **settings)
+    same_runs(first, second)
+
+
+def test_the_model_comes_back_as_a_plain_module(quick, row):
+    result = quick()
+    module = result.model()
+    assert isinstance(module, nn.Module)
+    assert torch.equal(torch.cat([p.detach().flatten() for p in module.parameters()]), row(result))
+    data = fedloom.experiment.setup.load_dataset(fedloom.Config())
+    x = torch.from_numpy(np.asarray(data.x_test[np.arange(len(data.y_test))])).float()
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (data.mean, data.std))
+    right = module((x / 255 - mean) / std).argmax(1).numpy() == data.y_test
+    assert right.mean() == pytest.approx(result.summary["test_accuracy"])
+
+
+def test_personal_models_come_back_for_their_client(quick):
+    result = quick("local", participation=1.0)
+    assert not torch.equal(result.model(client=0).out.bias, result.model(client=1).out.bias)
+    with pytest.raises(FedloomError, match="say whose"):
+        result.model()
+    with pytest.raises(FedloomError, match="0 to 5"):
+        result.model(client=6)
+
+
+def test_a_model_of_ones_own_needs_its_factory_again(quick):
+    def factory(shape, classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+    result = quick(model=factory)
+    assert isinstance(result.model(factory=factory), nn.Sequential)
+    with pytest.raises(FedloomError, match="factory"):
+        result.model()
+
+
+def test_data_of_ones_own(in_tmp):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((120, 5)).astype(np.float32), np.array(["cat", "dog", "fox"] * 40)
+    x[:, 0] += 2 * (y == "cat")
+    x[:, 1] += 2 * (y == "dog")
+    result = fedloom.run("fedavg", data=(x, y), clients=4, partition="iid", rounds=20, lr=0.5)
+    assert result.summary["test_accuracy"] > 0.9
+    assert result.model()(torch.zeros(1, 1, 1, 5)).shape == (1, 3)
+    with pytest.raises(FedloomError, match="Python object"):
+        fedloom.run("fedavg", out=result.path, resume=True, rounds=30)
+
+
+def test_existing_runs_are_not_overwritten_unless_asked(quick):
+    quick(out="here")
+    with pytest.raises(FedloomError, match="--resume"):
+        quick(out="here")
+    quick(out="here", overwrite=True, seed=3)
+    assert fedloom.load("here").config["seed"] == 3
+    Path("other").mkdir()
+    Path("other/precious.txt").write_text("mine")
+    with pytest.raises(FedloomError, match="other files"):
+        quick(out="other", overwrite=True)
+    assert Path("other/precious.txt").exists()
+
+
+def test_default_names_never_collide(quick):
+    paths = [quick(rounds=1).path.name for _ in range(3)]
+    assert paths == ["fedavg-digits-s0", "fedavg-digits-s0-2", "fedavg-digits-s0-3"]
+
+
+@pytest.mark.parametrize("change", [{"lr": 0.1}, {"seed": 1}, {"clients": 7}])
+def test_a_run_is_not_resumed_as_another(quick, change):
+    quick(out="here")
+    with pytest.raises(FedloomError, match="was started with"):
+        quick(out="here", resume=True, rounds=5, **change)
+
+
+def test_a_cosine_run_cannot_be_lengthened(quick):
+    quick(out="here", lr_schedule="cosine")
+    with pytest.raises(FedloomError, match="cosine"):
+        quick(out="here", resume=True, rounds=9, lr_schedule="cosine")
+
+
+def test_resuming_a_finished_run_does_nothing(quick):
+    first = quick(out="here")
+    stamp = os.stat(first.path / "rounds.jsonl").st_mtime_ns
+    quick(out="here", resume=True)
+    assert os.stat(first.path / "rounds.jsonl").st_mtime_ns == stamp
+
+
+def test_divergence_stops_with_a_sentence_and_keeps_what_was_done(quick):
+    with pytest.raises(FedloomError, match=r"client \d+ in round 1 holds NaN"):
+        quick(lr=1e30, rounds=5, out="hot")
+    assert fedloom.load("hot").config["lr"] == 1e30
+
+
+def test_a_full_disk_loses_nothing(quick, monkeypatch):
+    original = safetensors.torch.save_file
+    calls = {"n": 0}
+
+    def full(*args, **kwargs):
+        calls["n"] += 1
+        if calls["n"] == 3:
+            raise OSError(28, "No space left on device")
+        return original(*args, **kwargs)
+
+    whole = quick(rounds=5)
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(FedloomError, match="disk is full"):
+        quick(rounds=5, out="full")
+    same_runs(whole, quick(rounds=5, out="full", resume=True))
+
+
+def test_a_million_registered_clients_cost_their_index_only(in_tmp):
+    result = fedloom.run(
+        "fedavg", data="synthetic", clients=1_000_000, participation=5, partition="iid", rounds=2,
+        data_options={"samples": 2_000_000}, eval_clients=10, eval_every=2, test_share=0.5,
+    )  # fmt: skip
+    assert result.rounds["participants"].tolist() == [5, 5]
+    assert len(result.clients) == 10
+
+
+def test_plots(quick):
+    result = quick(newcomers=2)
+    figure = result.plot("run.png")
+    assert Path("run.png").stat().st_size > 10_000
+    assert len(figure.axes) == 2
+    with pytest.raises(FedloomError, match="picture"):
+        result.plot("run.xyz")
