@@ -207,7 +207,7 @@ def run(
         raise FedloomError("Say which method to run: fedloom run METHOD (see `fedloom methods`).")
     if method is not None and named is not None and method.partition(":")[0] != named:
         settings.pop("params", None)  # the file's options belong to the file's method
-    progress = Progress(chosen)
+    progress = Progress()
     with _resumable(progress):
         result = run_method(
             chosen, out=out, resume=resume, overwrite=overwrite, watchers=[progress], **settings
@@ -239,7 +239,7 @@ def compare(
     settings = settings or {}
     for key in ("method", "params", "seed"):
         settings.pop(key, None)  # of a run's config: here they are arguments
-    progress = Progress("comparison", runs=len(methods) * seeds)
+    progress = Progress(runs=len(methods) * seeds)
     with _resumable(progress):
         comparison = compare_methods(
             methods, seeds=seeds, seed=seed, out=out, resume=resume, overwrite=overwrite,

@@ -21,7 +21,7 @@ def key(seed: int, *names: str | int) -> int:
 def stream(seed: int, *names: str | int) -> np.random.Generator:
     """The generator named (seed, *names).
 
-    >>> stream(0, "participants", 3).integers(10) == stream(0, "participants", 3).integers(10)
+    >>> stream(0, "batches", 3).random() == stream(0, "batches", 3).random()
     True
     """
     return np.random.Generator(np.random.Philox(key=key(seed, *names)))

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.data.dataset import Dataset, from_arrays
@@ -87,6 +87,7 @@ def test_pooling_joins_train_and_test_without_copying(small: Dataset) -> None:
     assert pooled.pooled() is pooled
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-7, 6)), st.integers(0, 7))
 def test_joined_images_index_like_one_array(at: list[int], cut: int) -> None:
     whole = np.arange(7, dtype=np.uint8).reshape(7, 1, 1, 1)

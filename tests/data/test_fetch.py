@@ -396,6 +396,8 @@ def test_a_name_that_cannot_be_fetched_is_refused(cache: Path) -> None:
         fetch("mnits")
     with pytest.raises(FedloomError, match="split of mnist"):
         fetch("mnist", split="letters")
+    with pytest.raises(FedloomError, match="'digits' is always here"):
+        fetch("digits")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.data.dataset import Dataset, from_arrays
@@ -26,6 +26,7 @@ def of_sizes(*sizes: int, **settings: float) -> Federation:
     return Federation(plain(max(sum(sizes), 1)), Partition.of_lists(lists), seed=0, **settings)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=6),
     st.floats(0, 0.99),
@@ -85,7 +86,7 @@ def test_the_common_test_set_is_the_published_one_or_that_of_all_clients(small: 
     assert len(everyone) == 100
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(deadline=None)
 @given(
     st.sampled_from(["classes:2", "classes:2,uneven=1", "classes:3", "iid", "dirichlet:0.2"]),
     st.integers(2, 30),

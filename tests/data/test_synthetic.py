@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.data.catalog import load
@@ -19,6 +19,7 @@ def make(**options: int | float | str) -> Dataset:
     return load("synthetic", options=options)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 19_999), min_size=1, max_size=30))
 def test_an_image_depends_on_its_index_alone(at: list[int]) -> None:
     images = _DEFAULT.x[np.array(at)]
@@ -87,6 +88,8 @@ def test_ten_million_samples_cost_only_their_labels() -> None:
         ({"noise": "loud"}, "not 'loud'"),
         ({"shape": "28x28"}, "3 sizes such as 1x28x28"),
         ({"shape": "1x0x3"}, "shape must be"),
+        ({"shape": 8}, "3 sizes"),
+        ({"shape": None}, "shape must be"),
         ({"sample": 5}, "Did you mean 'samples'"),
     ],
 )

@@ -39,14 +39,16 @@ def integer(what: str, value: Value, *, low: int = 0) -> int:
 
 
 def sizes(what: str, value: Value, count: int) -> tuple[int, ...]:
-    """`count` sizes as 3x32x32 or [3, 32, 32]; one size alone is taken for all."""
-    parts = list(value.lower().split("x")) if isinstance(value, str) else value
-    if isinstance(parts, int | float):
-        parts = [int(parts)]
-    given = [integer(what, part, low=1) for part in parts]
-    if len(given) == 1:
-        given *= count
+    """`count` sizes as 3x32x32 or [3, 32, 32]; where two are wanted, one alone is a square."""
+    parts: Iterable[Value]
+    if isinstance(value, str):
+        parts = value.lower().split("x")
+    else:
+        parts = value if isinstance(value, list | tuple) else [value]
+    given = tuple(integer(what, part, low=1) for part in parts)
+    if count == 2 and len(given) == 1:
+        given *= 2
     if len(given) != count:
         example = "x".join(["1", "28", "28"][-count:])
         raise FedloomError(f"{what} must be {count} sizes such as {example}, not '{value}'.")
-    return tuple(given)
+    return given

@@ -17,7 +17,7 @@ from fedloom.data.dataset import Dataset, measured
 from fedloom.data.formats import read_cifar10, read_cifar100, read_idx, read_tiny_imagenet
 from fedloom.data.packages import DebianPackage, NpmPackage, Package
 from fedloom.data.store import Grouping
-from fedloom.errors import unknown
+from fedloom.errors import FedloomError, unknown
 
 
 @dataclass(frozen=True)
@@ -236,6 +236,8 @@ def source(name: str, split: str | None = None) -> Source:
         if chosen not in EMNIST_CLASSES:
             raise unknown("split of emnist", chosen, EMNIST_CLASSES)
         return _emnist(chosen)
+    if name in ("digits", "synthetic"):
+        raise FedloomError(f"Data set '{name}' is always here; there is nothing to fetch.")
     if name not in _SOURCES:
         raise unknown("data set to fetch", name, names())
     if split is not None:

@@ -33,7 +33,7 @@ _SCORED_AT_ONCE = 64  # personal models composed in memory at a time
 class Watcher(Protocol):
     """Something that wants to know how a run goes: progress bars, live pages."""
 
-    def start(self, rounds: int, done: int) -> None: ...
+    def start(self, name: str, rounds: int, done: int) -> None: ...
 
     def round(self, record: dict[str, Any]) -> None: ...
 
@@ -57,7 +57,7 @@ class Runner:
         torch.set_num_threads(config.threads)
         reset_peak_memory()
         for watcher in self.watchers:
-            watcher.start(config.rounds, done)
+            watcher.start(self.store.path.name, config.rounds, done)
         try:
             for t in range(done + 1, config.rounds + 1):
                 record = self.round(t)

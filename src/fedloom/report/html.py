@@ -12,7 +12,8 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
        color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; }
-th, td { padding: .35rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
+th, td { padding: .35rem .8rem; border-bottom: 1px solid #ddd; text-align: right;
+         white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; font-weight: 600; }
 img { max-width: 100%; }
 details td { text-align: left; font-family: ui-monospace, monospace; font-size: 13px; }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+STYLES = ("-", "--", "-.", ":")
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -54,6 +55,7 @@ def plot_run(rounds: pd.DataFrame, clients: pd.DataFrame, title: str) -> Figure:
         if column in scored:
             left.plot(scored["round"], 100 * scored[column], color=colour, label=label)
     _accuracy_axis(left)
+    left.legend(fontsize=8)
     last = clients[clients["round"] == clients["round"].max()] if len(clients) else clients
     if len(last):
         local = last[(last["population"] == "local") & (last["samples"] > 0)]
@@ -83,17 +85,18 @@ def plot_comparison(curves: Mapping[str, Sequence[pd.DataFrame]]) -> Figure:
                 continue
             together = 100 * pd.concat(scores, axis=1)
             colour = COLOURS[i % len(COLOURS)]
-            style = "-" if i < len(COLOURS) else "--"
-            axis.plot(together.index, together.mean(axis=1), style, color=colour, label=method)
+            style = STYLES[i % len(STYLES)]  # so that equal curves don't hide each other
+            axis.plot(together.index, together.mean(axis=1), ls=style, color=colour, label=method)
             if together.shape[1] > 1:
                 low, high = together.min(axis=1), together.max(axis=1)
                 axis.fill_between(together.index, low, high, color=colour, alpha=0.15, lw=0)
         axis.set_title(panels[column], fontsize=10)
         _accuracy_axis(axis)
+    lines, labels = axes[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 6))
     return figure
 
 
 def _accuracy_axis(axis: Axes) -> None:
     axis.set(xlabel="round", ylabel="accuracy (%)")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)

@@ -41,15 +41,16 @@ err = Console(stderr=True, highlight=False)
 class Progress:
     """A watcher: a live bar on a terminal, about ten plain lines elsewhere."""
 
-    def __init__(self, label: str, runs: int = 1) -> None:
-        self._label, self._runs, self._run = label, runs, 0
+    def __init__(self, runs: int = 1) -> None:
+        self._label, self._runs, self._run = "", runs, 0
         self._bar: Bar | None = None
         self._task = TaskID(0)
         self._rounds, self._said, self._started = 0, 0, 0.0
         self._score = ""
 
-    def start(self, rounds: int, done: int) -> None:
+    def start(self, name: str, rounds: int, done: int) -> None:
         self._run += 1
+        self._label = name
         self._rounds, self._said, self._started = rounds, done, time.perf_counter()
         self._score = ""
         if err.is_terminal:
@@ -89,7 +90,7 @@ class Progress:
 
     @property
     def _name(self) -> str:
-        return f"{self._label} {self._run}/{self._runs}" if self._runs > 1 else self._label
+        return f"{self._run}/{self._runs} {self._label}" if self._runs > 1 else self._label
 
 
 @contextmanager
@@ -270,11 +271,17 @@ def print_partition(dataset: Dataset, parts: Partition, spec: str) -> None:
         f"{dataset.name}: {len(dataset.y)} training and {len(dataset.y_test)} test images of shape "
         f"{'×'.join(map(str, dataset.shape))}, {dataset.n_classes} classes"
     )
-    out.print(f"partition {spec}:")
-    out.print(_table(("", ""), [[k, _value(v)] for k, v in s.items() if k != "notes"]))
+    rows = [
+        ("clients", str(s["clients"])),
+        ("samples dealt", f"{s['samples_used']} of {s['samples_total']}"),
+        ("per client", _spread(s, "size", ("min", "mean", "std", "max"))),
+        ("classes per client", _spread(s, "classes", ("min", "mean", "max"))),
+        ("label skew (0 none, 1 all)", f"{s['label_distance']:.3f}"),
+    ]
+    out.print(_table((f"partition {spec}", ""), rows))
     for note in parts.note:
         out.print(f"note: {note}")
 
 
-def _value(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _spread(summary: Mapping[str, Any], name: str, measures: Sequence[str]) -> str:
+    return ", ".join(f"{m} {summary[f'{name}_{m}']:.4g}" for m in measures)

@@ -1,0 +1,130 @@
+"""The workloads that all contestants run: FedAvg, 10 of 100 clients a round, one epoch, batch 32.
+
+The bare loop is what a researcher would write by hand in plain torch. It draws the same clients and
+batches, so that all contestants must end with the same weights.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from fedloom.experiment.config import make_config
+from fedloom.experiment.plugins import method_class
+from fedloom.experiment.runner import Runner
+from fedloom.experiment.setup import Experiment, prepare
+from fedloom.experiment.store import RunStore
+from fedloom.layout import Layout
+from fedloom.local import Budget
+from fedloom.models import build
+from fedloom.streams import stream
+from fedloom.topology import Star
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, images of a shape, and how many of them each client has."""
+
+    name: str
+    shape: str
+    samples: int
+    rounds: int  # per measurement
+    clients: int = 100
+    participants: int = 10
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "data": "synthetic",
+            "data_options": {"shape": self.shape, "samples": self.clients * self.samples},
+            "model": self.name,
+            "clients": self.clients,
+            "participation": self.participants,
+            "partition": "iid",
+            "test_share": 0.0,
+            "rounds": 10_000,
+        }
+
+
+WORKLOADS = (
+    Workload("mlp", "1x28x28", 600, rounds=5),
+    Workload("lenet", "3x32x32", 500, rounds=2),
+    Workload("conv4", "1x28x28", 200, rounds=1),
+)
+
+
+class Contestant(Protocol):
+    """Runs round after round of one workload."""
+
+    def round(self, t: int) -> object: ...
+
+    def weights(self) -> torch.Tensor: ...
+
+
+def experiment(workload: Workload) -> Experiment:
+    config, options = make_config(workload.settings(), method_class("fedavg"))
+    return prepare(config, options.build())
+
+
+class Fedloom:
+    """The runner without evaluation or files."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._experiment = experiment(workload)
+        store = RunStore(Path(tempfile.gettempdir()) / "unused")
+        self._runner = Runner(self._experiment, store)
+
+    def round(self, t: int) -> object:
+        return self._runner.round(t)
+
+    def weights(self) -> torch.Tensor:
+        return self._experiment.state.shared
+
+
+class Bare:
+    """Plain torch: state dicts, an optimiser per client, a running average."""
+
+    def __init__(self, workload: Workload) -> None:
+        x = experiment(workload)
+        self._workload, self._data, self._federation = workload, x.dataset, x.federation
+        self._module = build(workload.name, x.dataset.shape, x.dataset.n_classes)
+        self._global = {k: v.clone() for k, v in self._module.state_dict().items()}
+        self._mean, self._std = (
+            torch.tensor(v).view(1, -1, 1, 1) for v in (x.dataset.mean, x.dataset.std)
+        )
+
+    def round(self, t: int) -> None:
+        w = self._workload
+        contacts = Star().contacts(t, w.clients, w.participants, lambda name: stream(0, name, t))
+        total = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in self._global.items()}
+        for client in contacts.participants:
+            self._train(int(client), t)
+            for key, value in self._module.state_dict().items():
+                total[key] += value / len(contacts.participants)
+        self._global = {k: total[k].to(v.dtype) for k, v in self._global.items()}
+
+    def _train(self, client: int, t: int) -> None:
+        self._module.load_state_dict(self._global)
+        self._module.train()
+        optimiser = torch.optim.SGD(self._module.parameters(), lr=0.05)
+        indices = self._federation.indices(client, "train")
+        x = torch.from_numpy(self._data.x[indices])
+        x = (x.float() / 255 - self._mean) / self._std
+        y = torch.from_numpy(self._data.y[indices].astype(np.int64))
+        for batch in Budget().batches(len(indices), stream(0, "batches", t, client)):
+            at = torch.from_numpy(batch)
+            optimiser.zero_grad()
+            F.cross_entropy(self._module(x[at]), y[at]).backward()
+            optimiser.step()
+
+    def weights(self) -> torch.Tensor:
+        self._module.load_state_dict(self._global)
+        return Layout.of(self._module).flatten(self._module)
+
+
+CONTESTANTS = {"bare loop": Bare, "fedloom serial": Fedloom}
