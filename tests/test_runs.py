@@ -35,8 +35,8 @@ def test_what_a_run_leaves_behind(quick):
     result = quick(rounds=4, eval_every=3)
     names = sorted(p.relative_to(result.path).as_posix() for p in result.path.rglob("*"))
     assert names == [
-        "checkpoints", "checkpoints/round-000004.safetensors", "clients", "clients.parquet",
-        "config.yaml", "rounds.jsonl",
+        ".lock", "checkpoints", "checkpoints/round-000004.safetensors", "clients",
+        "clients.parquet", "config.yaml", "rounds.jsonl",
     ]  # fmt: skip
     lines = [json.loads(line) for line in (result.path / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
@@ -111,7 +111,7 @@ def test_torn_files_are_passed_over(quick):
     with (torn.path / "rounds.jsonl").open("a") as f:
         f.write('{"round": 4, "trai')
     (torn.path / "checkpoints" / "round-000009.safetensors").write_bytes(b"half")
-    (torn.path / "checkpoints" / ".round-000004.safetensors.part").write_bytes(b"half")
+    (torn.path / "checkpoints" / ".round-000004.safetensors.1.tmp").write_bytes(b"half")
     assert len(fedloom.load("torn").rounds) == 3
     same_runs(whole, quick(rounds=4, out="torn", resume=True))
 
@@ -188,6 +188,19 @@ def test_existing_runs_are_not_overwritten_unless_asked(quick):
     with pytest.raises(FedloomError, match="other files"):
         quick(out="other", overwrite=True)
     assert Path("other/precious.txt").exists()
+
+
+def test_a_run_has_one_writer(quick):
+    first = quick(out="here", rounds=1)
+    with first.store.held(), pytest.raises(FedloomError, match="Another process"):
+        quick(out="here", resume=True, rounds=2)
+    quick(out="here", resume=True, rounds=2)
+
+
+def test_a_failed_start_leaves_nothing_behind(quick):
+    with pytest.raises(FedloomError):
+        quick(out="never", partition="classes:99")
+    assert not Path("never").exists()
 
 
 def test_default_names_never_collide(quick):

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedloom.data.catalog import describe, load, names
+from fedloom.data.catalog import _scikit_digits, describe, load, names
 from fedloom.data.dataset import Dataset
 from fedloom.errors import FedloomError
+
+
+def test_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    data, (_, y) = load("digits"), load_digits(return_X_y=True)
+    assert np.array_equal(np.bincount(data.y) + np.bincount(data.y_test), np.bincount(y))
+    assert np.array_equal(_scikit_digits()[0], load_digits().data)
 
 
 def test_digits_needs_no_download_and_never_changes() -> None:

@@ -6,6 +6,7 @@ that fetches it.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import math
 import os
@@ -115,11 +116,23 @@ def _root(cache: Path | str | None) -> Path:
 
 
 def _digits(root: Path) -> Dataset:
+    x, y = _scikit_digits()
+    images = np.rint(x * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)  # 17 grey levels
+    return set_aside("digits", images, y, tuple(string.digits), 0.2, seed=0)
+
+
+def _scikit_digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's digits, from its file: importing scikit-learn takes over a second."""
+    spec = importlib.util.find_spec("sklearn")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.exists():
+            table = np.loadtxt(file, delimiter=",")
+            return table[:, :-1], table[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    images = np.rint(x * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)  # 17 grey levels
-    return set_aside("digits", images, y, tuple(string.digits), 0.2, seed=0)
+    return x, y
 
 
 def _synthetic(

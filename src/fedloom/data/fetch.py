@@ -23,11 +23,11 @@ from typing import IO
 
 from fedloom.data import store
 from fedloom.data.download import Progress, UnavailableError, download
-from fedloom.data.files import atomic_file, locked, scratch_folder
 from fedloom.data.packages import Package
 from fedloom.data.sources import Archive, Source, source
 from fedloom.data.store import cache_dir
 from fedloom.errors import FedloomError
+from fedloom.files import atomic_file, locked, scratch_folder
 
 __all__ = ["cache_dir", "command", "fetch", "fetch_source"]
 

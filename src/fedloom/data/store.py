@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.data.dataset import Dataset
-from fedloom.data.files import atomic_folder
 from fedloom.errors import FedloomError
+from fedloom.files import atomic_folder
 
 _PARTS = ("x", "y", "x_test", "y_test")
 

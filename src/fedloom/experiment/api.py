@@ -18,7 +18,7 @@ from fedloom.experiment.plugins import is_file, method_class
 from fedloom.experiment.result import Result
 from fedloom.experiment.runner import Runner, Watcher
 from fedloom.experiment.settings import Config
-from fedloom.experiment.setup import prepare
+from fedloom.experiment.setup import Experiment, prepare
 from fedloom.experiment.store import RunStore
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
@@ -44,35 +44,19 @@ def run(
     path, arrays `(x, y)` or `(x, y, x_test, y_test)`; `model` a name or a factory
     `(shape, classes) -> nn.Module`; all other settings are those of `fedloom.Config`.
     The run is written to `out` (default: a new directory under `runs/`); with `resume` it goes on
-    from its last whole round.
+    from its last whole round. `lenient` lets a method pass over settings that its definition fixes.
     """
     plan = _plan(method, {**settings, "data": data, "model": model}, lenient=lenient)
     store = RunStore(Path(out) if out is not None else default_out(plan.config, resume))
-    done = 0
     if resume:
-        done = _reopen(store, plan)
-        stored = yaml.safe_load(store.config())
-        config, options = make_config(stored, type(plan.options))
-        if done >= config.rounds:
-            return Result(store.path)
-    else:
-        config, options = plan.config, plan.options
-    _check_custom(config, plan)
-    experiment = prepare(config, options.build(), data=plan.data, model=plan.model)
-    if done:
-        experiment.state.restore(store.checkpoint()[0])
-    if not resume:
-        store.create(config.dump(), overwrite=overwrite)
-    try:
-        Runner(experiment, store, watchers).run(done)
-    except OSError as e:
-        if e.errno != errno.ENOSPC:
-            raise
-        raise FedloomError(
-            f"The disk is full; what was done until then is safe in '{store.path}'. Make room and "
-            f"continue with --resume --out {store.path}."
-        ) from e
-    return Result(store.path)
+        RunStore.open(store.path)
+        with store.held():
+            return _resume(plan, store, watchers)
+    store.check_free(overwrite=overwrite)
+    experiment = _prepare(plan, plan.config, plan.options)
+    with store.held():
+        store.create(plan.config.dump(), overwrite=overwrite)
+        return _walk(experiment, store, watchers)
 
 
 def compare(
@@ -174,6 +158,42 @@ class _Plan:
     model: Factory | None
 
 
+def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result:
+    done = _reopen(store, plan)
+    config, options = make_config(yaml.safe_load(store.config()), type(plan.options))
+    if done >= config.rounds:
+        return Result(store.path)
+    experiment = _prepare(plan, config, options)
+    if done:
+        experiment.state.restore(store.checkpoint()[0])
+    return _walk(experiment, store, watchers, done)
+
+
+def _prepare(plan: _Plan, config: Config, options: MethodOptions) -> Experiment:
+    for key in ("data", "model"):
+        if getattr(config, key) == "custom" and getattr(plan, key) is None:
+            raise FedloomError(
+                f"This run's {key} was given as a Python object, which a config can't hold: pass "
+                f"{key}=... to fedloom.run again."
+            )
+    return prepare(config, options.build(), data=plan.data, model=plan.model)
+
+
+def _walk(
+    experiment: Experiment, store: RunStore, watchers: Iterable[Watcher], done: int = 0
+) -> Result:
+    try:
+        Runner(experiment, store, watchers).run(done)
+    except OSError as e:
+        if e.errno != errno.ENOSPC:
+            raise
+        raise FedloomError(
+            f"The disk is full; what was done until then is safe in '{store.path}'. Make room and "
+            f"continue with --resume --out {store.path}."
+        ) from e
+    return Result(store.path)
+
+
 def _plan(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> _Plan:
     given = {k: v for k, v in settings.items() if k not in ("data", "model") or v is not None}
     objects = {}
@@ -205,7 +225,6 @@ def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
 
 def _reopen(store: RunStore, plan: _Plan) -> int:
     """Check that a run may go on as asked, cut it to its last whole round, and count its rounds."""
-    RunStore.open(store.path)
     before = yaml.safe_load(store.config())
     after = plan.config.model_dump()
     for key in sorted(plan.given & set(after)):
@@ -224,12 +243,3 @@ def _reopen(store: RunStore, plan: _Plan) -> int:
     done = int(store.checkpoint()[1]["round"]) if store.has_checkpoint() else 0
     store.cut(done)
     return done
-
-
-def _check_custom(config: Config, plan: _Plan) -> None:
-    for key in ("data", "model"):
-        if getattr(config, key) == "custom" and getattr(plan, key) is None:
-            raise FedloomError(
-                f"This run's {key} was given as a Python object, which a config can't hold: pass "
-                f"{key}=... to fedloom.run again."
-            )

@@ -7,8 +7,8 @@ stands behind the last whole checkpoint is cut off before a run goes on.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -22,9 +22,11 @@ import safetensors.torch
 from torch import Tensor
 
 from fedloom.errors import FedloomError
+from fedloom.files import atomic_file, locked
 
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 _META = "fedloom"
+_LOCK = ".lock"
 
 
 class RunStore:
@@ -53,8 +55,21 @@ class RunStore:
             raise FedloomError(f"'{path}' {what}. Runs are directories such as runs/NAME.")
         return store
 
-    def create(self, config: str, *, overwrite: bool = False) -> None:
-        """Start a new run here."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only process that writes here."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / _LOCK, wait=False))
+            except BlockingIOError:
+                raise FedloomError(
+                    f"Another process is writing to '{self.path}'. Wait for it, or choose another "
+                    "--out."
+                ) from None
+            yield
+
+    def check_free(self, *, overwrite: bool = False) -> None:
+        """Refuse a directory that holds something which a new run would spoil."""
         if self.exists and not overwrite:
             raise FedloomError(
                 f"'{self.path}' holds a run already. Continue it with --resume, choose another "
@@ -62,10 +77,15 @@ class RunStore:
             )
         if self.path.exists() and not self.path.is_dir():
             raise FedloomError(f"'{self.path}' is a file; --out names a directory.")
-        if self.path.is_dir() and not self.exists and any(self.path.iterdir()):
+        foreign = self.path.exists() and not self.exists
+        if foreign and any(f.name != _LOCK for f in self.path.iterdir()):
             raise FedloomError(
                 f"'{self.path}' is a directory with other files in it. Choose another --out."
             )
+
+    def create(self, config: str, *, overwrite: bool = False) -> None:
+        """Start a new run here."""
+        self.check_free(overwrite=overwrite)
         if self.exists:
             self.config_file.unlink()
             for old in (self._parts, self._checkpoints):
@@ -86,13 +106,13 @@ class RunStore:
             f.write(json.dumps(record, allow_nan=False) + "\n")
 
     def add_clients(self, round: int, table: pd.DataFrame) -> None:
-        with _whole(self._parts / f"round-{round:06d}.parquet") as part:
+        with atomic_file(self._parts / f"round-{round:06d}.parquet") as part:
             table.to_parquet(part, index=False)
 
     def add_checkpoint(self, round: int, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Keep the state after `round`; the one before it is dropped once this one is whole."""
         meta = {_META: json.dumps({"round": round, **about}, sort_keys=True)}
-        with _whole(self._checkpoints / f"round-{round:06d}.safetensors") as part:
+        with atomic_file(self._checkpoints / f"round-{round:06d}.safetensors") as part:
             safetensors.torch.save_file(tensors, part, metadata=meta)
         for number, old in self._saved():
             if number < round:
@@ -102,7 +122,7 @@ class RunStore:
         """Gather the per-client tables into one file."""
         parts = sorted(self._parts.glob("*.parquet"))
         if parts:
-            with _whole(self.clients_file) as whole:
+            with atomic_file(self.clients_file) as whole:
                 self.clients().to_parquet(whole, index=False)
             for part in parts:
                 part.unlink()
@@ -152,6 +172,8 @@ class RunStore:
 
     def cut(self, round: int) -> None:
         """Forget everything after `round`, so that a resumed run writes it anew."""
+        for torn in self.path.rglob(".*.tmp"):
+            torn.unlink()
         lines = "".join(json.dumps(r) + "\n" for r in self.rounds() if r["round"] <= round)
         if self.rounds_file.exists() and self.rounds_file.read_text(encoding="utf-8") != lines:
             self._replace(self.rounds_file, lines.encode())
@@ -161,7 +183,7 @@ class RunStore:
         if self.clients_file.exists():
             table = pd.read_parquet(self.clients_file)
             if (table["round"] > round).any():
-                with _whole(self.clients_file) as whole:
+                with atomic_file(self.clients_file) as whole:
                     table[table["round"] <= round].to_parquet(whole, index=False)
 
     def _saved(self) -> list[tuple[int, Path]]:
@@ -172,16 +194,5 @@ class RunStore:
 
     @staticmethod
     def _replace(file: Path, content: bytes) -> None:
-        with _whole(file) as part:
+        with atomic_file(file) as part:
             part.write_bytes(content)
-
-
-@contextmanager
-def _whole(file: Path) -> Iterator[Path]:
-    """A temporary name to write to; it becomes `file` only if the writing succeeds."""
-    part = file.with_name(f".{file.name}.part")
-    try:
-        yield part
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)

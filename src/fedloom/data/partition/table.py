@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.files import atomic_file
 from fedloom.errors import FedloomError
+from fedloom.files import atomic_file
 
 IntArray = npt.NDArray[np.int64]
 

@@ -55,11 +55,11 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Wait until no other process holds the lock file `path`, then hold it.
 
-    The operating system frees the lock when its holder ends, however it ends, so a killed
-    process leaves nothing to clean up.
+    With `wait=False` a lock that is held raises `BlockingIOError`. The operating system frees the
+    lock when its holder ends, however it ends, so a killed process leaves nothing to clean up.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as handle:
@@ -72,7 +72,8 @@ def locked(path: Path) -> Iterator[None]:
                     msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
                     break
                 except OSError:  # LK_LOCK gives up after ten seconds; we do not
-                    continue
+                    if not wait:
+                        raise BlockingIOError(f"{path} is locked") from None
             try:
                 yield
             finally:
@@ -81,5 +82,5 @@ def locked(path: Path) -> Iterator[None]:
         else:
             import fcntl
 
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             yield  # closing the file frees the lock
