@@ -4,7 +4,7 @@ Personal parts, sub-models, meta-learning, swaps and gossip are written here in 
 as the methods to come will be. None of them may need a word in the runner or in an engine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -156,7 +156,7 @@ def test_sub_models_are_smaller_cheaper_and_averaged_by_coverage(quick):
 def test_an_element_trained_by_nobody_keeps_its_value(quick):
     class OnlyHalf(Half):
         def choose(self, ask):
-            return super().choose(type("Odd", (), {**vars(ask), "client": 1}))
+            return super().choose(replace(ask, client=1))
 
     before = MLP((1, 8, 8), 10, (16,))
     result = quick(method(select=OnlyHalf()), rounds=2)
@@ -170,6 +170,28 @@ def test_an_element_trained_by_nobody_keeps_its_value(quick):
 
 def test_full_share_is_fedavg_to_the_bit(quick, row):
     assert torch.equal(row(quick(method(select=Half(share=1.0)))), row(quick("fedavg")))
+
+
+def test_capacities_reach_the_selector_and_group_the_scores(quick):
+    class ByCapacity(Half):
+        def choose(self, ask):
+            return None if ask.capacity == 1 else super().choose(replace(ask, client=1))
+
+    toy = method(select=ByCapacity())
+    result = quick(toy, participation=1.0, capacities="1:0.5,0.5:0.5", rounds=1)
+    groups = result.records[-1]["clients"]["groups"]
+    assert {name: g["clients"] for name, g in groups.items()} == {"0.5": 3, "1": 3}
+    whole, half = 64 * 16 + 16 + 170, 64 * 8 + 8 + 90
+    assert result.summary["bytes_up"] == 4 * 3 * (whole + half)
+    assert sorted(result.clients["capacity"]) == [0.5] * 3 + [1.0] * 3
+    with pytest.raises(FedloomError, match="would do nothing"):
+        quick("fedavg", capacities="1:0.5,0.5:0.5")
+
+
+@pytest.mark.parametrize("spec", ["2", "0:1", "1:0.5,0.5:0.4", "x", "1,1", "1:0.5,0.5", ""])
+def test_wrong_capacities_are_refused(quick, spec):
+    with pytest.raises(FedloomError, match="capacities"):
+        quick(capacities=spec)
 
 
 def test_a_selector_that_sees_data_downloads_the_whole_model(quick):

@@ -18,6 +18,7 @@ from torch import nn
 import fedloom
 from fedloom.errors import FedloomError
 from fedloom.experiment.store import RunStore
+from fedloom.report.terminal import print_result
 
 TIMES = ["seconds", "eval_seconds", "peak_memory"]
 
@@ -232,6 +233,18 @@ def test_divergence_stops_with_a_sentence_and_keeps_what_was_done(quick):
     with pytest.raises(FedloomError, match=r"client \d+ in round 1 holds NaN"):
         quick(lr=1e30, rounds=5, out="hot")
     assert fedloom.load("hot").config["lr"] == 1e30
+
+
+def test_scores_that_are_not_finite_are_stored_as_missing(quick):
+    def factory(shape, classes):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+        nn.init.constant_(net[1].weight, 1e38)
+        return net
+
+    result = quick(model=factory, lr=1e-30, rounds=1)
+    assert result.records[0]["test"]["loss"] is None
+    assert result.summary["test_accuracy"] >= 0
+    print_result(result, details=True)
 
 
 def test_a_full_disk_loses_nothing(quick, monkeypatch):

@@ -33,8 +33,8 @@ class Setting:
     federation: Federation
     device: torch.device
     seed: int
+    capacities: np.ndarray
     augment: Augment = field(default_factory=Augment)
-    capacities: np.ndarray | None = None  # None: everybody can train everything
     extras: tuple[str, ...] = ()  # columns that the local rule adds
     pools: bool = False  # one learner, number 0, trains on everyone's data
     static_samples: int = 5000

@@ -200,7 +200,7 @@ class Worker:
         return Ask(
             round=task.round,
             client=client,
-            capacity=1.0 if s.capacities is None else float(s.capacities[client]),
+            capacity=float(s.capacities[client]),
             layout=s.layout,
             row=row,
             module=self._whole.module,

@@ -71,7 +71,8 @@ class Comparison:
         """The table as text: headings and rows, for a terminal, Markdown or HTML."""
         table = self.table
         used = [n for n in COLUMNS if n in table and table[n].notna().any()]
-        gain = next((n for n in ("macro", "test_accuracy") if f"{n}_gain" in table), None)
+        paired = ("macro", "test_accuracy") if len(table) > 1 else ()
+        gain = next((n for n in paired if f"{n}_gain" in table), None)
         heads = ["method"] + [f"{COLUMNS[n][0]} ({COLUMNS[n][1]})" for n in used]
         if gain:
             heads.append(f"{COLUMNS[gain][0]} vs {self.baseline}")

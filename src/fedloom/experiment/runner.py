@@ -206,7 +206,7 @@ class Runner:
                 table = self._table(x.engine.score(some, rows, adapt.scored), holds)
                 table["accuracy_before"] = before
             table.insert(0, "client", some)
-            table.insert(1, "capacity", 1.0)
+            table.insert(1, "capacity", x.capacities[some])
             table.insert(2, "train_samples", [x.federation.size(int(c), "train") for c in some])
             tables.append(table)
         return pd.concat(tables, ignore_index=True)

@@ -44,6 +44,11 @@ class Config(BaseModel):
     newcomer_classes: int = Field(
         2, ge=1, description="classes of a newcomer, in combinations nobody trained on"
     )
+    capacities: str = Field(
+        "1",
+        description="share of the model that clients can train: 1:0.2,0.5:0.8 is a fifth with all "
+        "of it and the rest with half; for methods with sub-models",
+    )
     augment: str = Field("none", description="none | flip | crop:PIXELS | flip+crop:PIXELS")
 
     model: str = Field("auto", description="auto, a built-in model, or FILE.py:FACTORY of your own")
@@ -83,6 +88,11 @@ class Config(BaseModel):
     )
     checkpoint_every: int = Field(1, ge=1, description="keep the state after every so many rounds")
 
+    @field_validator("capacities", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int | float) else value
+
     @field_validator("batch", mode="before")
     @classmethod
     def _batch(cls, value: Any) -> int | str:
@@ -108,6 +118,14 @@ class Config(BaseModel):
         from fedloom.engine.batches import Augment
 
         Augment.parse(value)
+        return value
+
+    @field_validator("capacities")
+    @classmethod
+    def _capacities(cls, value: str) -> str:
+        from fedloom.experiment.capacities import Capacities
+
+        Capacities.parse(value)
         return value
 
     @field_validator("lr_schedule")

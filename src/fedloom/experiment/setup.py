@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,12 +16,14 @@ from fedloom.data.split import Federation, federate
 from fedloom.engine import Engine, Serial, Setting
 from fedloom.engine.batches import Augment
 from fedloom.errors import FedloomError
+from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.settings import Config
 from fedloom.experiment.state import State
 from fedloom.layout import Layout
 from fedloom.method import Method
 from fedloom.models import Factory, build, choose
+from fedloom.select import Whole
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Experiment:
     layout: Layout
     state: State
     engine: Engine
+    capacities: np.ndarray
     device: torch.device
     about: dict[str, Any]  # what is needed to build the model again
 
@@ -76,6 +80,7 @@ def prepare(
     config: Config, method: Method, *, data: Any = None, model: Factory | None = None
 ) -> Experiment:
     """Build and check everything before any long work begins."""
+    capacities = _capacities(config, method)
     device = pick_device(config.device)
     dataset = load_dataset(config, data)
     federation = make_federation(config, dataset)
@@ -96,6 +101,7 @@ def prepare(
             device=device,
             seed=config.seed,
             augment=Augment.parse(config.augment),
+            capacities=capacities,
             extras=tuple(method.local.extras),
             pools=method.topology.pools,
             static_samples=config.static_samples,
@@ -111,7 +117,21 @@ def prepare(
         "extras": dict(method.local.extras),
         "kept": state.kept.columns.ranges,
     }
-    return Experiment(config, method, dataset, federation, layout, state, engine, device, about)
+    return Experiment(
+        config, method, dataset, federation, layout, state, engine, capacities, device, about
+    )
+
+
+def _capacities(config: Config, method: Method) -> np.ndarray:
+    capacities = Capacities.parse(config.capacities)
+    if not capacities.whole and isinstance(method.select, Whole):
+        raise FedloomError(
+            f"capacities={config.capacities} would do nothing: {config.method} trains the whole "
+            "model on every client. Leave it out, or choose a method with sub-models."
+        )
+    # Newcomers have trained nothing; they count as able to hold the whole model.
+    newcomers = np.ones(config.newcomers)
+    return np.concatenate([capacities.assign(config.clients, config.seed), newcomers])
 
 
 def _try(module: nn.Module, shape: tuple[int, int, int], classes: int) -> None:

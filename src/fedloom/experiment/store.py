@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -103,7 +104,7 @@ class RunStore:
 
     def add_round(self, record: dict[str, Any]) -> None:
         with self.rounds_file.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(record, allow_nan=False) + "\n")
+            f.write(json.dumps(_finite(record), allow_nan=False) + "\n")
 
     def add_clients(self, round: int, table: pd.DataFrame) -> None:
         with atomic_file(self._parts / f"round-{round:06d}.parquet") as part:
@@ -196,3 +197,10 @@ class RunStore:
     def _replace(file: Path, content: bytes) -> None:
         with atomic_file(file) as part:
             part.write_bytes(content)
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: a score that is none is null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -69,15 +69,14 @@ class Progress:
         if accuracy is None:
             accuracy = record.get("clients", {}).get("macro")
         if accuracy is not None:
-            self._score = f"accuracy {100 * accuracy:.2f} %"
+            self._score = f"accuracy {100 * accuracy:.2f} % (round {record['round']})"
         t = record["round"]
         if self._bar is not None:
             self._bar.update(self._task, completed=t, score=self._score)
         elif self._runs == 1 and (t - self._said >= self._rounds / 10 or t == self._rounds):
             self._said = t
             seconds = time.perf_counter() - self._started
-            loss = record["train_loss"]
-            score = self._score or f"training loss {loss:.4f}"
+            score = self._score or f"training loss {_number(record['train_loss'])}"
             print(f"round {t}/{self._rounds}  {score}  {seconds:.1f} s", file=sys.stderr)
 
     def end(self) -> None:
@@ -136,7 +135,11 @@ def _box() -> Any:
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
+    return "–" if value is None or value != value else f"{100 * value:.2f} %"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or value != value else f"{value:.4f}"
 
 
 def amount(value: float, unit: str = "B") -> str:
@@ -182,7 +185,10 @@ def print_result(result: Result, details: bool = False) -> None:
 
 def _scores(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "test_accuracy" in done:
-        yield "common test set", f"{percent(done['test_accuracy'])}, loss {done['test_loss']:.4f}"
+        yield (
+            "common test set",
+            f"{percent(done['test_accuracy'])}, loss {_number(done.get('test_loss'))}",
+        )
     for prefix, who in (("", "clients"), ("new_", "newcomers")):
         if f"{prefix}macro" not in done:
             continue
@@ -200,7 +206,7 @@ def _print_details(result: Result) -> None:
     if len(scored):
         picked = scored.iloc[:: max(1, len(scored) // 12)]
         rows = [
-            [str(int(r["round"])), *(percent(r[n]) for n in names), f"{r['train_loss']:.4f}"]
+            [str(int(r["round"])), *(percent(r[n]) for n in names), _number(r["train_loss"])]
             for _, r in picked.iterrows()
         ]
         out.print(_table(("round", *names, "training loss"), rows))
