@@ -13,7 +13,7 @@ def quick(tmp_path, monkeypatch):
     def run(method="fedavg", **settings):
         defaults = {
             "clients": 6, "partition": "iid", "rounds": 3, "participation": 0.5, "eval_every": 1,
-            "model_options": {"hidden": [16]},
+            "model_options": {"hidden": [16]}, "engine": "serial",
         }  # fmt: skip
         if method == "centralised":
             del defaults["participation"]

@@ -1,6 +1,7 @@
-"""Engines: the same local work on many clients."""
+"""Engines: the same local work on many clients, with the same results."""
 
-from fedloom.engine.base import Engine, Scored, Setting, Task, Trained
+from fedloom.engine.base import Block, Engine, Scored, Setting, Task, Trained
+from fedloom.engine.choose import make_engine
 from fedloom.engine.serial import Serial
 
-__all__ = ["Engine", "Scored", "Serial", "Setting", "Task", "Trained"]
+__all__ = ["Block", "Engine", "Scored", "Serial", "Setting", "Task", "Trained", "make_engine"]

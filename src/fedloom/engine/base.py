@@ -2,13 +2,14 @@
 
 An engine gets a `Task` (what all clients do this round), the clients and the rows they start from,
 and returns the rows they end with, in the order of the clients. It knows nothing of methods'
-names, servers, files or time. Results must not depend on the number of workers.
+names, servers, files or time. Results must not depend on the number of workers: every client's work
+is a function of its names, and what is summed is summed in a fixed order.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,8 @@ from fedloom.engine.batches import Augment
 from fedloom.layout import Layout
 from fedloom.local import Budget, LocalRule, Optimiser
 from fedloom.select import Select, Whole
+
+_BLOCK = 4096  # samples of one scoring job, where one model is scored on many
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,15 @@ class Setting:
     augment: Augment = field(default_factory=Augment)
     extras: tuple[str, ...] = ()  # columns that the local rule adds
     pools: bool = False  # one learner, number 0, trains on everyone's data
+    static: bool = False  # the model has norms whose statistics are measured before scoring
     static_samples: int = 5000
+    precision: str = "fp32"
+    threads: int = 1
+
+    def autocast(self) -> torch.autocast:
+        """Where the forward pass runs: in bf16 if asked for."""
+        on = self.precision == "bf16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=on)
 
 
 @dataclass(frozen=True)
@@ -53,8 +64,24 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Done:
+    """What one client hands back, and what it took."""
+
+    row: Tensor
+    index: Tensor | None  # the columns of a sub-model; None: the whole
+    loss: float
+    samples: int
+    steps: int
+    macs: int
+    seconds: Mapping[str, float]  # spent on: select, data, train
+
+
+@dataclass(frozen=True)
 class Trained:
-    """What came back, a client each: rows, or sub-rows with the columns that they are."""
+    """What came back, a client each: rows, or sub-rows with the columns that they are.
+
+    The rows may be the engine's own memory: they are good until its next call.
+    """
 
     rows: list[Tensor]
     indexes: tuple[Tensor | None, ...]
@@ -62,30 +89,114 @@ class Trained:
     samples: np.ndarray  # trained on, counting repeats
     steps: np.ndarray
     macs: np.ndarray  # multiply-accumulates spent
+    seconds: Mapping[str, float]  # summed over clients
+
+    @staticmethod
+    def of(done: Sequence[Done]) -> Trained:
+        names = dict.fromkeys(name for d in done for name in d.seconds)
+        return Trained(
+            rows=[d.row for d in done],
+            indexes=tuple(d.index for d in done),
+            loss=np.array([d.loss for d in done]),
+            samples=np.array([d.samples for d in done], dtype=np.int64),
+            steps=np.array([d.steps for d in done], dtype=np.int64),
+            macs=np.array([d.macs for d in done], dtype=np.int64),
+            seconds={name: sum(d.seconds.get(name, 0.0) for d in done) for name in names},
+        )
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Per client: the confusion matrix (true × predicted) and the summed loss."""
+    """Per client (or row): the confusion matrix (true × predicted) and the summed loss."""
 
     confusion: np.ndarray
     loss: np.ndarray
 
 
+@dataclass(frozen=True)
+class Block:
+    """A piece of scoring: one row on some samples, which belong to the clients `who`."""
+
+    row: int
+    common: bool  # of the common test set, not of the clients' own data
+    indices: np.ndarray
+    owner: np.ndarray  # position in `who`, per sample
+    who: np.ndarray
+    calibrate: tuple[int, ...]  # whose training data measures static norms
+
+
 class Engine(ABC):
     """Runs local work on clients."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
 
     @abstractmethod
     def train(self, task: Task, clients: np.ndarray, rows: Tensor) -> Trained:
         """Train each client from its row; rows may be one row expanded."""
 
     @abstractmethod
-    def score(self, clients: np.ndarray, rows: Tensor, part: str) -> Scored:
-        """Score each client's row on its data part; one expanded row is scored in one pass."""
+    def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
+        """Score every block, in their order."""
 
-    @abstractmethod
+    def score(self, clients: np.ndarray, rows: Tensor, part: str) -> Scored:
+        """Score each client's row on its data part; one expanded row is scored in one go."""
+        groups = [self.setting.federation.indices(int(c), part) for c in clients]
+        whole = tuple(int(c) for c in clients)
+        if same_row(rows):
+            blocks = list(self._cut(0, False, groups, np.arange(len(groups)), whole))
+        else:
+            blocks = [
+                block
+                for i, group in enumerate(groups)
+                for block in self._cut(i, False, [group], np.array([i]), whole[i : i + 1])
+            ]
+        return self._gather(rows, blocks, len(clients))
+
     def score_global(self, rows: Tensor, clients: np.ndarray) -> Scored:
         """Score each row on the common test set; `clients` are whose rows they are."""
+        common = [self.setting.federation.global_test()]
+        whole = tuple(int(c) for c in clients)
+        if same_row(rows):
+            blocks = list(self._cut(0, True, common, np.array([0]), whole))
+            return self._gather(rows, blocks, 1)
+        blocks = [
+            block
+            for i in range(len(rows))
+            for block in self._cut(i, True, common, np.array([i]), whole[i : i + 1])
+        ]
+        return self._gather(rows, blocks, len(rows))
 
     def close(self) -> None:
         """Let go of workers, if there are any."""
+
+    def _cut(
+        self,
+        row: int,
+        common: bool,
+        groups: list[np.ndarray],
+        who: np.ndarray,
+        calibrate: tuple[int, ...],
+    ) -> Iterator[Block]:
+        """Samples of several clients in blocks of a fixed size, so that sums never depend on who
+        computes them. Static norms are measured per block, so there they stay together."""
+        owner = np.repeat(np.arange(len(groups)), [len(g) for g in groups])
+        indices = np.concatenate(groups)
+        size = max(len(indices), 1) if self.setting.static else _BLOCK
+        for at in range(0, len(indices), size):
+            some, local = np.unique(owner[at : at + size], return_inverse=True)
+            yield Block(row, common, indices[at : at + size], local, who[some], calibrate)
+
+    def _gather(self, rows: Tensor, blocks: list[Block], count: int) -> Scored:
+        classes = self.setting.dataset.n_classes
+        confusion = np.zeros((count, classes, classes), dtype=np.int64)
+        loss = np.zeros(count)
+        for block, scored in zip(blocks, self.run_blocks(rows, blocks), strict=True):
+            confusion[block.who] += scored.confusion
+            loss[block.who] += scored.loss
+        return Scored(confusion, loss)
+
+
+def same_row(rows: Tensor) -> bool:
+    """Whether this is one row, expanded: many clients with one model."""
+    return len(rows) > 0 and (len(rows) == 1 or rows.stride(0) == 0)

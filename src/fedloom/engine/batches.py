@@ -109,18 +109,18 @@ class Shelf:
         rng: np.random.Generator | None,
     ) -> None:
         self._source, self._indices, self._augment, self._rng = source, indices, augment, rng
-        self._whole: Batch | None = None
+        self.whole: Batch | None = None  # all of it, normalised
         size = len(indices) * int(np.prod(source.x.shape[1:]))
         if not augment and size <= _AT_ONCE:
-            self._whole = source.batch(indices)
+            self.whole = source.batch(indices)
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def batch(self, positions: np.ndarray) -> Batch:
-        if self._whole is not None:
+        if self.whole is not None:
             at = torch.from_numpy(positions).to(self._source.device)
-            return Batch(self._whole.x[at], self._whole.y[at])
+            return Batch(self.whole.x[at], self.whole.y[at])
         x, y = self._source.take(self._indices[positions])
         if self._augment and self._rng is not None:
             x = self._augment.apply(x, self._rng)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedloom.layout import Layout
+from fedloom.layout import Entry, Layout
 from fedloom.local.rule import Params
 
 
@@ -22,7 +22,7 @@ class Resident:
         self.row = torch.empty(layout.size, dtype=layout.dtype, device=device)
         self.weights = self.row[: layout.trainable]
         self.grad = torch.zeros(layout.trainable, dtype=layout.dtype, device=device)
-        self._whole: list[tuple[slice, Tensor]] = []  # integer buffers can't be views
+        self._whole: list[tuple[Entry, Tensor]] = []  # integer buffers can't be views
         self._bind()
 
     def _bind(self) -> None:
@@ -30,26 +30,25 @@ class Resident:
         buffers = dict(self.module.named_buffers())
         self.params: Params = {}
         for e in self.layout.entries:
-            columns = slice(e.start, e.stop)
             if e.kind in ("param", "frozen"):
-                params[e.name].data = self.row[columns].view(e.shape)
+                params[e.name].data = e.view(self.row)
                 if e.kind == "param":
-                    params[e.name].grad = self.grad[columns].view(e.shape)
+                    params[e.name].grad = e.view(self.grad)
             elif e.kind == "buffer" and e.dtype == self.layout.dtype:
-                buffers[e.name].data = self.row[columns].view(e.shape)
+                buffers[e.name].data = e.view(self.row)
             elif e.kind == "buffer":
-                self._whole.append((columns, buffers[e.name]))
+                self._whole.append((e, buffers[e.name]))
         self.params = {e.name: params[e.name] for e in self.layout.entries if e.kind == "param"}
 
     def load(self, row: Tensor) -> None:
         self.row.copy_(row)
-        for columns, buffer in self._whole:
-            buffer.copy_(self.row[columns].view(buffer.shape).round())
+        for entry, buffer in self._whole:
+            buffer.copy_(entry.view(self.row).round())
 
     def read(self) -> Tensor:
         """The row as it is now (the resident one: copy it to keep it)."""
-        for columns, buffer in self._whole:
-            self.row[columns] = buffer.reshape(-1).to(self.row.dtype)
+        for entry, buffer in self._whole:
+            entry.view(self.row).copy_(buffer)
         return self.row
 
     def net(self, params: Params, x: Tensor) -> Tensor:

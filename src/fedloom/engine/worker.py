@@ -5,7 +5,8 @@ This is the reference for every engine: serial is one worker, a pool is many of 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import time
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.engine.base import Scored, Setting, Task
+from fedloom.engine.base import Block, Done, Scored, Setting, Task
 from fedloom.engine.batches import Shelf, Source
+from fedloom.engine.memory import keep_freed_memory
 from fedloom.engine.resident import Resident
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.local import Batch
+from fedloom.local.rule import Step
 from fedloom.metrics.cost import training_macs
-from fedloom.models.norm import has_static_norm, measuring
+from fedloom.models.norm import measuring
 from fedloom.select import Ask, Selection
 from fedloom.streams import stream, torch_seed
 
@@ -34,21 +37,22 @@ class Diverged(FedloomError):
 
 
 @dataclass(frozen=True)
-class Done:
-    """What one client hands back, and what it took."""
+class Job:
+    """One client, ready to train: what it starts from, its data and its steps."""
 
-    row: Tensor
-    index: Tensor | None  # the columns of a sub-model; None: the whole
-    loss: float
-    samples: int
-    steps: int
-    macs: int
+    client: int
+    selection: Selection | None
+    start: Tensor
+    shelves: Mapping[str, Shelf]
+    steps: list[Step]
+    seconds: dict[str, float]
 
 
 class Worker:
     """One resident model, one client at a time."""
 
     def __init__(self, setting: Setting) -> None:
+        keep_freed_memory()
         self.setting = setting
         data, device = setting.dataset, setting.device
         self._train = Source(data.x, data.y, data.mean, data.std, device)
@@ -56,18 +60,15 @@ class Worker:
         self._residents: dict[Hashable, Resident] = {}
         self._macs: dict[Hashable, int] = {}
         self._whole = self._settle(None, setting.build(), setting.layout)
-        self._static = has_static_norm(self._whole.module)
         self._pool: dict[str, np.ndarray] = {}
 
-    def train(self, task: Task, client: int, row: Tensor) -> Done:
-        """Let `client` choose its part of `row` and train it."""
-        s, rule, optimiser = self.setting, task.rule, task.optimiser
+    def prepare(self, task: Task, client: int, row: Tensor) -> Job:
+        """Let `client` choose its part of `row`, take out its data and plan its steps."""
+        s, rule = self.setting, task.rule
+        started = time.perf_counter()
         selection = task.select.choose(self._ask(task, client, row))
         start = row if selection is None else row[selection.index]
-        resident = self._resident(selection)
-        resident.load(start)
-        resident.module.train()
-        torch.manual_seed(torch_seed(s.seed, "torch", task.round, client))
+        chosen = time.perf_counter()
         shelves = {}
         for part in rule.parts:
             rng = stream(s.seed, "augment", task.round, client, part) if s.augment else None
@@ -75,18 +76,32 @@ class Worker:
             shelves[part] = Shelf(self._train, indices, s.augment, rng)
         sizes = {part: len(shelf) for part, shelf in shelves.items()}
         steps = rule.plan(sizes, task.budget, stream(s.seed, "batches", task.round, client))
+        seconds = {"select": chosen - started, "data": time.perf_counter() - chosen}
+        return Job(client, selection, start, shelves, steps, seconds)
 
+    def train(self, task: Task, client: int, row: Tensor) -> Done:
+        """Prepare and train one client."""
+        job = self.prepare(task, client, row)
+        started = time.perf_counter()
+        s, rule, optimiser = self.setting, task.rule, task.optimiser
+        resident = self.resident(job.selection)
+        resident.load(job.start)
+        resident.module.train()
+        torch.manual_seed(torch_seed(s.seed, "torch", task.round, client))
         anchor = resident.weights.clone()
         velocity: Tensor | None = None
         loss_sum = torch.zeros((), device=s.device)
-        seen = 0
-        for step in steps:
-            data = {part: shelves[part].batch(at) for part, at in step.items()}
+        seen, data_seconds = 0, 0.0
+        for step in job.steps:
+            fetched = time.perf_counter()
+            data = {part: job.shelves[part].batch(at) for part, at in step.items()}
+            data_seconds += time.perf_counter() - fetched
             if rule.differentiates:
                 loss = self._functional_gradient(resident, task, data)
             else:
                 resident.grad.zero_()
-                loss = rule.objective(resident.net, resident.params, data)
+                with s.autocast():
+                    loss = rule.objective(resident.net, resident.params, data)
                 loss.backward()
             with torch.no_grad():
                 grad = rule.direction(resident.grad, resident.weights, anchor)
@@ -96,66 +111,58 @@ class Worker:
                 loss_sum += loss.detach() * size
                 seen += size
         with torch.no_grad():
-            done = rule.finish(start.to(s.device), resident.read(), resident.grad).cpu().clone()
-        if not torch.isfinite(done).all():
+            row = rule.finish(job.start.to(s.device), resident.read(), resident.grad).cpu().clone()
+        train_seconds = time.perf_counter() - started - data_seconds
+        job.seconds.update(data=job.seconds["data"] + data_seconds, train=train_seconds)
+        return self.hand_back(task, job, row, float(loss_sum), seen)
+
+    def hand_back(self, task: Task, job: Job, row: Tensor, loss_sum: float, seen: int) -> Done:
+        """What a client returns, refused if it is not finite."""
+        if not torch.isfinite(row).all():
             raise Diverged(
-                f"Training diverged: the update of client {client} in round {task.round} holds "
-                f"NaN or infinite values (learning rate {optimiser.lr:g}). Lower --lr, or bound "
-                "the gradient with --clip 1."
+                f"Training diverged: the update of client {job.client} in round {task.round} holds "
+                f"NaN or infinite values (learning rate {task.optimiser.lr:g}). Lower --lr, or "
+                "bound the gradient with --clip 1."
             )
-        shape, index = (None, None) if selection is None else (selection.shape, selection.index)
-        mean_loss = float(loss_sum) / max(seen, 1)
-        return Done(done, index, mean_loss, seen, len(steps), seen * self._macs[shape])
+        chosen = job.selection
+        macs = seen * self._macs[None if chosen is None else chosen.shape]
+        index = None if chosen is None else chosen.index
+        return Done(row, index, loss_sum / max(seen, 1), seen, len(job.steps), macs, job.seconds)
 
-    def score(self, row: Tensor, groups: list[np.ndarray], calibrate: np.ndarray) -> Scored:
-        """One row on the data of several clients; `calibrate` measures static norms if any."""
-        return self._score(row, self._train, groups, calibrate)
+    def score(self, row: Tensor, block: Block) -> Scored:
+        """One row on a block of samples."""
+        resident = self._whole
+        resident.load(row)
+        if self.setting.static:
+            self._measure(resident, self._calibration(block.calibrate))
+        resident.module.eval()
+        source = self.source(block)
+        classes, groups = self.setting.dataset.n_classes, len(block.who)
+        loss = np.zeros(groups)
+        confusion = np.zeros(groups * classes * classes, dtype=np.int64)
+        with torch.inference_mode(), self.setting.autocast():
+            for at in range(0, len(block.indices), _SCORE_BATCH):
+                batch = source.batch(block.indices[at : at + _SCORE_BATCH])
+                logits = resident.module(batch.x).float()
+                cells, losses = cells_and_losses(logits, batch.y, classes)
+                who = block.owner[at : at + _SCORE_BATCH]
+                cell = who * classes * classes + cells
+                confusion += np.bincount(cell, minlength=len(confusion))
+                loss += np.bincount(who, weights=losses, minlength=groups)
+        return Scored(confusion.reshape(groups, classes, classes), loss)
 
-    def score_global(self, row: Tensor, calibrate: np.ndarray) -> Scored:
-        """One row on the common test set."""
-        source = self._test if len(self._test.y) else self._train
-        return self._score(row, source, [self._common()], calibrate)
+    def source(self, block: Block) -> Source:
+        return self._test if block.common and len(self._test.y) else self._train
 
-    def calibration(self, clients: np.ndarray) -> np.ndarray:
-        """Training data of these clients by which a model's static norms are measured."""
-        if not self._static:
-            return np.empty(0, dtype=np.int64)
-        known = self.setting.federation.n_clients
-        pooled = np.concatenate(
-            [
-                self.setting.federation.indices(int(c), "train" if c < known else "test-support")
-                for c in clients
-            ]
-        )
-        most = self.setting.static_samples
+    def _calibration(self, clients: tuple[int, ...]) -> np.ndarray:
+        """Training data of these clients (of newcomers: support) to measure static norms by."""
+        federation, most = self.setting.federation, self.setting.static_samples
+        known = federation.n_clients
+        parts = [federation.indices(c, "train" if c < known else "test-support") for c in clients]
+        pooled = np.concatenate(parts)
         if len(pooled) > most:
             pooled = stream(self.setting.seed, "static-norm").permutation(pooled)[:most]
         return pooled
-
-    def _score(
-        self, row: Tensor, source: Source, groups: list[np.ndarray], calibrate: np.ndarray
-    ) -> Scored:
-        resident = self._whole
-        resident.load(row)
-        if self._static and len(calibrate):
-            self._measure(resident, calibrate)
-        resident.module.eval()
-        classes = self.setting.dataset.n_classes
-        owner = np.repeat(np.arange(len(groups)), [len(g) for g in groups])
-        indices = np.concatenate(groups) if groups else np.empty(0, dtype=np.int64)
-        loss = np.zeros(len(groups))
-        confusion = np.zeros(len(groups) * classes * classes, dtype=np.int64)
-        with torch.inference_mode():
-            for at in range(0, len(indices), _SCORE_BATCH):
-                batch = source.batch(indices[at : at + _SCORE_BATCH])
-                logits = resident.module(batch.x)
-                losses = F.cross_entropy(logits, batch.y, reduction="none").double().cpu().numpy()
-                guess = logits.argmax(1).cpu().numpy()
-                who = owner[at : at + _SCORE_BATCH]
-                cell = (who * classes + batch.y.cpu().numpy()) * classes + guess
-                confusion += np.bincount(cell, minlength=len(confusion))
-                loss += np.bincount(who, weights=losses, minlength=len(groups))
-        return Scored(confusion.reshape(len(groups), classes, classes), loss)
 
     def _measure(self, resident: Resident, indices: np.ndarray) -> None:
         resident.module.train()
@@ -163,21 +170,18 @@ class Worker:
             for at in range(0, len(indices), _SCORE_BATCH):
                 resident.module(self._train.batch(indices[at : at + _SCORE_BATCH]).x)
 
-    def _functional_gradient(self, resident: Resident, task: Task, data: dict) -> Tensor:
-        kinds = ("param", "extra")
-        layout = resident.layout
-
+    def _functional_gradient(
+        self, resident: Resident, task: Task, data: Mapping[str, Batch]
+    ) -> Tensor:
         def objective(weights: Tensor) -> Tensor:
-            pieces = torch.split(weights, [e.size for e in layout.entries if e.kind in kinds])
-            named = (e for e in layout.entries if e.kind in kinds)
-            params = {e.name: p.view(e.shape) for e, p in zip(named, pieces, strict=True)}
-            return task.rule.objective(resident.net, params, data)
+            with self.setting.autocast():
+                return task.rule.objective(resident.net, resident.layout.tensors(weights), data)
 
         grad, loss = torch.func.grad_and_value(objective)(resident.weights.detach())
         resident.grad.copy_(grad)
         return loss
 
-    def _resident(self, selection: Selection | None) -> Resident:
+    def resident(self, selection: Selection | None) -> Resident:
         if selection is None:
             return self._whole
         if selection.shape not in self._residents:
@@ -217,5 +221,8 @@ class Worker:
             self._pool[part] = np.concatenate([federation.indices(c, part) for c in everyone])
         return self._pool[part]
 
-    def _common(self) -> np.ndarray:
-        return self.setting.federation.global_test()
+
+def cells_and_losses(logits: Tensor, y: Tensor, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per sample: its cell of the confusion matrix, and its loss."""
+    losses = F.cross_entropy(logits, y, reduction="none").double().cpu().numpy()
+    return (y * classes + logits.argmax(-1)).cpu().numpy(), losses

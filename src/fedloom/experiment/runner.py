@@ -120,6 +120,7 @@ class Runner:
             "macs": int(trained.macs.sum()),
             "steps": int(trained.steps.sum()),
             "seconds": time.perf_counter() - started,
+            "profile": dict(trained.seconds),
         }
 
     def evaluate(self, t: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ used: the command line's help is made from this class.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -83,6 +83,16 @@ class Config(BaseModel):
         5000, ge=1, description="samples that measure static norm statistics"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
+    engine: str = Field("auto", description="auto, serial, stacked, processes or ray")
+    workers: int = Field(
+        0, ge=0, description="processes or threads to train with; 0: as many as there are cores"
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="fp32, or bf16 for forward and backward passes (weights stay fp32)"
+    )
+    ray_address: str | None = Field(
+        None, description="a Ray cluster for --engine ray; none: one on this machine"
+    )
     threads: int = Field(
         1, ge=1, description="CPU threads of one training step; other numbers may change last bits"
     )

@@ -13,7 +13,7 @@ from torch import nn
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset
 from fedloom.data.split import Federation, federate
-from fedloom.engine import Engine, Serial, Setting
+from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
 from fedloom.errors import FedloomError
 from fedloom.experiment.capacities import Capacities
@@ -23,6 +23,7 @@ from fedloom.experiment.state import State
 from fedloom.layout import Layout
 from fedloom.method import Method
 from fedloom.models import Factory, build, choose
+from fedloom.models.norm import has_static_norm
 from fedloom.select import Whole
 
 
@@ -92,20 +93,30 @@ def prepare(
     layout = Layout.of(module, method.local.extras)
     shared = layout.flatten(module, method.local.extras)
     _try(module, shape, classes)
-    engine = Serial(
-        Setting(
-            build=make,
-            layout=layout,
-            dataset=dataset,
-            federation=federation,
-            device=device,
-            seed=config.seed,
-            augment=Augment.parse(config.augment),
-            capacities=capacities,
-            extras=tuple(method.local.extras),
-            pools=method.topology.pools,
-            static_samples=config.static_samples,
-        )
+    setting = Setting(
+        build=make,
+        layout=layout,
+        dataset=dataset,
+        federation=federation,
+        device=device,
+        seed=config.seed,
+        augment=Augment.parse(config.augment),
+        capacities=capacities,
+        extras=tuple(method.local.extras),
+        pools=method.topology.pools,
+        static=has_static_norm(module),
+        static_samples=config.static_samples,
+        precision=config.precision,
+        threads=config.threads,
+    )
+    engine = make_engine(
+        config.engine,
+        setting,
+        module,
+        workers=config.workers,
+        participants=1 if setting.pools else config.participants,
+        parts=(method.local, method.select, method.adapt.rule),
+        ray_address=config.ray_address,
     )
     state = State(layout, method.mix, shared)
     about = {

@@ -1,0 +1,70 @@
+"""Which engine runs a job: by name, or by a fixed rule, never by timing.
+
+`auto` looks at the model, the device and the number of participants only, so that a rerun picks the
+same: stacked for models of linear layers, processes for all others on a CPU with more than one core
+and more than one participant, else serial. (Serial and processes give the same bits, so a machine
+with another number of cores gives the same results.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedloom.engine.base import Engine, Setting
+from fedloom.errors import unknown
+
+ENGINES = ("auto", "serial", "stacked", "processes", "ray")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def pick(module: nn.Module, setting: Setting, workers: int, participants: int) -> str:
+    """What `auto` stands for."""
+    from fedloom.engine.processes import can_fork
+    from fedloom.engine.stacked import can_stack, only_linear
+
+    if participants > 1 and only_linear(module) and can_stack(module) is None:
+        return "stacked"
+    if setting.device.type == "cpu" and workers > 1 and participants > 1 and can_fork():
+        return "processes"
+    return "serial"
+
+
+def make_engine(
+    name: str,
+    setting: Setting,
+    module: nn.Module,
+    *,
+    workers: int,
+    participants: int,
+    parts: Sequence[object] = (),
+    ray_address: str | None = None,
+) -> Engine:
+    """The engine `name`; `parts` are the method's own objects, which workers inherit."""
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    workers = workers or cores()
+    chosen = pick(module, setting, workers, participants) if name == "auto" else name
+    if chosen == "stacked":
+        from fedloom.engine.stacked import Stacked
+
+        return Stacked(setting, workers)
+    if chosen == "processes":
+        from fedloom.engine.processes import Processes
+
+        return Processes(setting, min(workers, max(participants, 1)), participants, parts)
+    if chosen == "ray":
+        from fedloom.engine.cluster import Cluster
+
+        return Cluster(setting, workers, ray_address)
+    from fedloom.engine.serial import Serial
+
+    return Serial(setting)

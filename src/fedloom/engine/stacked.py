@@ -1,0 +1,244 @@
+"""The stacked engine: many clients at once, as one matrix of rows.
+
+A local rule is written for one client; `torch.func.vmap` runs it on a stack of them. Clients are
+sorted by their number of steps, so that those still training are a prefix of the stack, and
+batches are padded and masked. Models of linear layers have a hand-written gradient instead
+(`stacked_mlp`), several times faster. For small models, and for GPUs; convolutions on CPUs are
+better served by processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedloom.engine import stacked_mlp
+from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task, Trained, same_row
+from fedloom.engine.resident import Resident
+from fedloom.engine.worker import Job, Worker, cells_and_losses
+from fedloom.errors import FedloomError
+from fedloom.local.rule import Batch, Params
+
+_AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
+_RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
+
+#: data part → images, labels, and weights of the samples (None: all count), a client each
+Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None]]
+Gradient = Callable[[Tensor, Tensor, Stack], tuple[Tensor, Tensor]]
+
+
+def can_stack(module: nn.Module) -> str | None:
+    """Why a model can't be stacked; None if it can."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, _RANDOM):
+            return f"'{name}' ({type(layer).__name__}) draws random numbers of its own"
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
+            return f"'{name}' ({type(layer).__name__}) keeps statistics of its batches"
+    return None
+
+
+def only_linear(module: nn.Module) -> bool:
+    """Whether all weights are in linear layers: what stacks well on a CPU."""
+    owners = (m for m in module.modules() if next(m.parameters(recurse=False), None) is not None)
+    return all(isinstance(m, nn.Linear) for m in owners)
+
+
+class Stacked(Engine):
+    """Trains and scores many clients in one go, on `workers` threads."""
+
+    def __init__(self, setting: Setting, workers: int = 1) -> None:
+        super().__init__(setting)
+        self._worker = Worker(setting)
+        self._threads = workers
+        reason = can_stack(self._worker.resident(None).module)
+        if reason is not None:
+            raise FedloomError(
+                f"This model can't be stacked: {reason}. Use --engine serial or processes, or "
+                "another norm (--set model_options.norm=group)."
+            )
+
+    def train(self, task: Task, clients: np.ndarray, rows: Tensor) -> Trained:
+        jobs = [self._worker.prepare(task, int(c), r) for c, r in zip(clients, rows, strict=True)]
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for i, job in enumerate(jobs):
+            groups[None if job.selection is None else job.selection.shape].append(i)
+        done: dict[int, Done] = {}
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            for members in groups.values():
+                members.sort(key=lambda i: (-len(jobs[i].steps), i))
+                most = max(_AT_ONCE // jobs[members[0]].start.numel(), 1)
+                for at in range(0, len(members), most):
+                    some = members[at : at + most]
+                    results = self._train_stack(task, [jobs[i] for i in some])
+                    done.update(zip(some, results, strict=True))
+        finally:
+            torch.set_num_threads(before)
+        return Trained.of([done[i] for i in range(len(jobs))])
+
+    def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
+        if same_row(rows) or self.setting.static:
+            return [self._worker.score(rows[block.row], block) for block in blocks]
+        most = max(_AT_ONCE // rows.shape[1], 1)
+        return [
+            scored
+            for at in range(0, len(blocks), most)
+            for scored in self._score_stack(rows, blocks[at : at + most])
+        ]
+
+    def _train_stack(self, task: Task, jobs: list[Job]) -> list[Done]:
+        """Train clients whose models have one shape, sorted by their number of steps."""
+        started = time.perf_counter()
+        rule, optimiser, device = task.rule, task.optimiser, self.setting.device
+        resident = self._worker.resident(jobs[0].selection)
+        moved = resident.layout.trainable
+        rows = torch.stack([job.start for job in jobs]).to(device)
+        anchor = rows[:, :moved].clone()
+        gradient = self._gradient(task, resident)
+        reader = _Reader(jobs, rule.parts)
+        lengths = np.array([len(job.steps) for job in jobs])
+        grad = torch.zeros_like(anchor)
+        velocity: Tensor | None = None
+        losses, seen = torch.zeros(len(jobs), device=device), np.zeros(len(jobs), dtype=np.int64)
+        for step in range(int(lengths.max(initial=0))):
+            active = int((lengths > step).sum())
+            data, sizes = reader.batch(step, active)
+            weights = rows[:active, :moved]
+            with torch.no_grad():
+                with self.setting.autocast():
+                    grad[:active], loss = gradient(weights, rows[:active], data)
+                bent = rule.direction(grad[:active], weights, anchor[:active])
+                if rule.sends == "weights":
+                    past = None if velocity is None else velocity[:active]
+                    velocity = optimiser.step(weights, bent, past)
+                losses[:active] += loss * torch.from_numpy(sizes).to(device)
+            seen[:active] += sizes
+        each = (time.perf_counter() - started) / len(jobs)
+        out = []
+        for i, job in enumerate(jobs):
+            row = rule.finish(job.start.to(device), rows[i], grad[i]).cpu()
+            job.seconds["train"] = each
+            out.append(self._worker.hand_back(task, job, row, float(losses[i]), int(seen[i])))
+        return out
+
+    def _gradient(self, task: Task, resident: Resident) -> Gradient:
+        """Gradients and losses of a stack: by hand where that is known, else by `vmap`."""
+        by_hand = stacked_mlp.gradient(resident.module, resident.layout, task.rule)
+        if by_hand is not None:
+            return by_hand
+        layout, rule = resident.layout, task.rule
+
+        def one(weights: Tensor, row: Tensor, data: Stack) -> Tensor:
+            rest = layout.views(row, ("frozen", "buffer"))
+
+            def net(params: Params, x: Tensor) -> Tensor:
+                own = {name: p for name, p in params.items() if name in resident.params}
+                return functional_call(resident.module, {**own, **rest}, (x,))
+
+            batches = {part: Batch(*values) for part, values in data.items()}
+            return rule.objective(net, layout.tensors(weights), batches)
+
+        def many(weights: Tensor, rows: Tensor, data: Stack) -> tuple[Tensor, Tensor]:
+            resident.module.train()
+            axes = {part: tuple(None if v is None else 0 for v in vs) for part, vs in data.items()}
+            return vmap(grad_and_value(one), in_dims=(0, 0, axes))(weights, rows, data)
+
+        return many
+
+    def _score_stack(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
+        """Blocks of different rows, each on its own model, in one go."""
+        worker, classes = self._worker, self.setting.dataset.n_classes
+        resident = worker.resident(None)
+        resident.module.eval()
+        layout, device = resident.layout, self.setting.device
+        models = rows[[block.row for block in blocks]].to(device)
+        state = layout.views(models, ("param", "frozen", "buffer"))
+
+        def forward(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+            return functional_call(resident.module, tensors, (x,))
+
+        size = max(len(block.indices) for block in blocks)
+        out = [Scored(np.zeros((len(b.who), classes, classes), np.int64), np.zeros(len(b.who)))
+               for b in blocks]  # fmt: skip
+        for at in range(0, size, 256):
+            parts = [worker.source(b).batch(b.indices[at : at + 256]) for b in blocks]
+            x, y, _ = _pad([p.x for p in parts], [p.y for p in parts])
+            with torch.inference_mode(), self.setting.autocast():
+                logits = vmap(forward)(state, x).float()
+            for i, (block, part) in enumerate(zip(blocks, parts, strict=True)):
+                n = len(part.y)
+                cells, losses = cells_and_losses(logits[i, :n], y[i, :n], classes)
+                who = block.owner[at : at + 256]
+                np.add.at(out[i].confusion.reshape(-1), who * classes * classes + cells, 1)
+                np.add.at(out[i].loss, who, losses)
+        return out
+
+
+class _Reader:
+    """Stacks the next batch of every active client, padded to the longest.
+
+    Clients whose data is normalised already are read from one tensor with one look-up.
+    """
+
+    def __init__(self, jobs: list[Job], parts: Sequence[str]) -> None:
+        self._jobs = jobs
+        self._flat: dict[str, tuple[Tensor, Tensor, np.ndarray]] = {}
+        for part in parts:
+            wholes = [job.shelves[part].whole for job in jobs]
+            ready = [w for w in wholes if w is not None]
+            if len(ready) == len(jobs):
+                first = np.cumsum([0, *(len(w.y) for w in ready[:-1])])
+                x, y = torch.cat([w.x for w in ready]), torch.cat([w.y for w in ready])
+                self._flat[part] = (x, y, first)
+
+    def batch(self, step: int, active: int) -> tuple[Stack, np.ndarray]:
+        """The stack of a step, and the number of samples that each client really has in it."""
+        jobs = self._jobs[:active]
+        out: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
+        sizes = np.zeros(active, dtype=np.int64)
+        for part in jobs[0].steps[step]:
+            positions = [job.steps[step][part] for job in jobs]
+            counts = np.array([len(p) for p in positions])
+            sizes += counts
+            if part in self._flat:
+                out[part] = self._look_up(part, positions, counts)
+            else:
+                batches = [
+                    job.shelves[part].batch(p) for job, p in zip(jobs, positions, strict=True)
+                ]
+                out[part] = _pad([b.x for b in batches], [b.y for b in batches])
+        return out, sizes
+
+    def _look_up(
+        self, part: str, positions: list[np.ndarray], counts: np.ndarray
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, y, first = self._flat[part]
+        width = int(counts.max())
+        index = np.zeros((len(positions), width), dtype=np.int64)
+        for i, p in enumerate(positions):
+            index[i, : len(p)] = p
+            index[i] += first[i]
+        at = torch.from_numpy(index).to(x.device)
+        weight = None
+        if (counts < width).any():
+            weight = torch.from_numpy(np.arange(width) < counts[:, None]).to(x)
+        flat = at.view(-1)
+        shape = at.shape
+        return x.index_select(0, flat).view(*shape, *x.shape[1:]), y[flat].view(shape), weight
+
+
+def _pad(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Batches of different sizes as one stack, with weights where some are shorter."""
+    width = max(len(y) for y in ys)
+    x, y = xs[0].new_zeros(len(xs), width, *xs[0].shape[1:]), ys[0].new_zeros(len(ys), width)
+    weight = x.new_zeros(len(xs), width)
+    for i, (a, b) in enumerate(zip(xs, ys, strict=True)):
+        x[i, : len(b)], y[i, : len(b)], weight[i, : len(b)] = a, b, 1.0
+    return x, y, None if all(len(b) == width for b in ys) else weight
