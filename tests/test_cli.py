@@ -58,6 +58,14 @@ def test_run_show_and_rerun_from_the_config(call):
     assert a == b
 
 
+def test_profile_tells_where_the_time_went(call):
+    done = call("run", "fedavg", *SMALL, "--profile", "--out", "a")
+    for phase in ("data", "selecting", "local training", "mixing", "scoring", "storing"):
+        assert phase in done.stdout
+    profile = fedloom.load("a").profile
+    assert (profile[["data", "train", "mix", "score"]] > 0).all().all()
+
+
 def test_compare_writes_a_report(call):
     done = call("compare", "fedavg", "local", *SMALL, "--seeds", 2, "--out", "cmp")
     assert done.returncode == 0, done.stderr

@@ -192,11 +192,12 @@ def run(
     resume: Resume = False,
     overwrite: Overwrite = False,
     plot: Plot = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time went.")] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Run one method and write its results to a directory."""
     from fedloom.experiment.api import run as run_method
-    from fedloom.report.terminal import Progress, print_result
+    from fedloom.report.terminal import Progress, print_profile, print_result
 
     settings = settings or {}
     named = settings.pop("method", None)
@@ -215,6 +216,8 @@ def run(
     if plot:
         result.plot(plot)
     print_result(result)
+    if profile:
+        print_profile(result)
 
 
 @app.command()

@@ -132,8 +132,12 @@ class Engine(ABC):
         self.setting = setting
 
     @abstractmethod
-    def train(self, task: Task, clients: np.ndarray, rows: Tensor) -> Trained:
+    def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
         """Train each client from its row; rows may be one row expanded."""
+
+    def train(self, task: Task, clients: np.ndarray, rows: Tensor) -> Trained:
+        """The same, side by side."""
+        return Trained.of(self.train_each(task, clients, rows))
 
     @abstractmethod
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:

@@ -2,8 +2,8 @@
 
 `auto` looks at the model, the device and the number of participants only, so that a rerun picks the
 same: stacked for models of linear layers, processes for all others on a CPU with more than one core
-and more than one participant, else serial. (Serial and processes give the same bits, so a machine
-with another number of cores gives the same results.)
+and more than one participant, else serial. Serial and processes give the same bits, so a machine
+with another number of cores gives the same results.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from fedloom.engine.base import Engine, Setting
+from fedloom.engine.processes import Processes, can_fork
+from fedloom.engine.serial import Serial
 from fedloom.errors import unknown
 
 ENGINES = ("auto", "serial", "stacked", "processes", "ray")
@@ -28,7 +30,6 @@ def cores() -> int:
 
 def pick(module: nn.Module, setting: Setting, workers: int, participants: int) -> str:
     """What `auto` stands for."""
-    from fedloom.engine.processes import can_fork
     from fedloom.engine.stacked import can_stack, only_linear
 
     if participants > 1 and only_linear(module) and can_stack(module) is None:
@@ -53,18 +54,18 @@ def make_engine(
         raise unknown("engine", name, ENGINES)
     workers = workers or cores()
     chosen = pick(module, setting, workers, participants) if name == "auto" else name
+    workers = min(workers, participants)
     if chosen == "stacked":
-        from fedloom.engine.stacked import Stacked
+        from fedloom.engine.stacked import Stacked, check_stackable
 
-        return Stacked(setting, workers)
+        check_stackable(module)
+        if workers == 1 or setting.device.type != "cpu" or not can_fork():
+            return Stacked(setting)
+        return Processes(setting, Stacked, workers, participants, parts)
     if chosen == "processes":
-        from fedloom.engine.processes import Processes
-
-        return Processes(setting, min(workers, max(participants, 1)), participants, parts)
+        return Processes(setting, Serial, workers, participants, parts)
     if chosen == "ray":
         from fedloom.engine.cluster import Cluster
 
-        return Cluster(setting, workers, ray_address)
-    from fedloom.engine.serial import Serial
-
+        return Cluster(setting, workers, parts, ray_address)
     return Serial(setting)

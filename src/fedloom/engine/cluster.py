@@ -1,13 +1,15 @@
 """The Ray engine: the pool of workers on a cluster, for those who outgrow one machine.
 
-The setting, with its data, is put into Ray's object store once and read by the workers of each node
-without another copy; rows travel once per round to every node that needs them. A worker that dies is
-restarted and its client trained again. Ray is an extra: `pip install fedloom[cluster]`.
+The setting, with its data, is put into Ray's object store once and read by the workers of each
+node without another copy; rows travel once per round to every node that needs them. A worker that
+dies is restarted and its client trained again. Ray is an extra: `pip install fedloom[cluster]`.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task, Trained, same_row
+from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task, same_row
 from fedloom.engine.worker import Worker
 from fedloom.errors import FedloomError
 
@@ -26,7 +28,13 @@ _TRIES = 3
 class Cluster(Engine):
     """Workers as Ray actors."""
 
-    def __init__(self, setting: Setting, workers: int, address: str | None = None) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        workers: int,
+        parts: Sequence[object] = (),
+        address: str | None = None,
+    ) -> None:
         super().__init__(setting)
         try:
             import ray
@@ -36,14 +44,15 @@ class Cluster(Engine):
                 "pip install 'fedloom[cluster]'"
             ) from None
         self._ray = ray
+        _send_by_value(ray, [*(type(part) for part in parts), *getattr(setting.build, "args", ())])
         self._ours = not ray.is_initialized()
         if self._ours:
             _start(ray, address, workers)
-        shared = ray.put(setting)
+        self._shared = ray.put(setting)  # held here, or a restarted worker would not find it
         actor = ray.remote(num_cpus=1, max_restarts=_TRIES)(_Actor)
-        self._actors = [actor.remote(shared) for _ in range(workers)]
+        self._actors: list[Any] = [actor.remote(self._shared) for _ in range(workers)]
 
-    def train(self, task: Task, clients: np.ndarray, rows: Tensor) -> Trained:
+    def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
         same = same_row(rows)
         shared = self._ray.put(rows[0].numpy()) if same else None
         words = self._ray.put(task)
@@ -54,8 +63,7 @@ class Cluster(Engine):
 
         federation = self.setting.federation
         sizes = [1 if self.setting.pools else federation.size(int(c), "all") for c in clients]
-        done: list[Done] = self._run(start, len(clients), sizes)
-        return Trained.of(done)
+        return self._run(start, len(clients), sizes)
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         same = same_row(rows)
@@ -102,6 +110,14 @@ class Cluster(Engine):
         return [answers[i] for i in range(count)]
 
 
+def _send_by_value(ray: Any, things: Sequence[object]) -> None:
+    """Nodes have fedloom, but not the user's own files: classes and factories of those are sent."""
+    for thing in things:
+        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+        if module is not None and module.__name__.partition(".")[0] not in ("fedloom", "builtins"):
+            ray.cloudpickle.register_pickle_by_value(module)
+
+
 class _Actor:
     """A worker on some node."""
 
@@ -119,10 +135,13 @@ class _Actor:
 def _start(ray: Any, address: str | None, workers: int) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
+        if address is not None and ":" in address and "//" not in address:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=10).close()  # Ray waits for minutes
         if address is None:
             ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False,
                      logging_level="error")  # fmt: skip
         else:
             ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as e:
+    except (OSError, RuntimeError, ValueError) as e:
         raise FedloomError(f"The Ray cluster '{address}' can't be reached: {e}") from None

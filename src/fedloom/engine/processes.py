@@ -18,7 +18,7 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -28,10 +28,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Engine, Scored, Setting, Task, Trained, same_row
-from fedloom.engine.worker import Worker
+from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task, same_row
+from fedloom.engine.serial import Serial
 from fedloom.errors import FedloomError
 
+_NOTHING = torch.empty(0)
 _TRIES = 3  # of one client's job, when its worker dies
 _LEAST_SLOTS = 64  # rows that fit the shared matrices, at least; pages not used cost nothing
 
@@ -44,10 +45,18 @@ class _Member:
 
 
 class Processes(Engine):
-    """A pool of forked workers. `parts` are the method's own objects, which are never pickled."""
+    """A pool of forked workers, each with an engine of its own: serial, or stacked.
+
+    `parts` are the method's own objects, which are never pickled.
+    """
 
     def __init__(
-        self, setting: Setting, workers: int, participants: int, parts: Sequence[object] = ()
+        self,
+        setting: Setting,
+        inner: Callable[[Setting], Engine],
+        workers: int,
+        participants: int,
+        parts: Sequence[object] = (),
     ) -> None:
         super().__init__(setting)
         if not can_fork():
@@ -60,6 +69,7 @@ class Processes(Engine):
                 f"The process engine is for CPUs, not for {setting.device}. Use --engine serial "
                 "or --engine stacked."
             )
+        self._inner = inner
         self._parts = tuple(parts)
         slots = max(participants, _LEAST_SLOTS)
         self._inbox = _shared_rows(slots, setting)
@@ -68,29 +78,52 @@ class Processes(Engine):
         for _ in range(workers):
             self._members.append(self._hire())
 
-    def train(self, task: Task, clients: np.ndarray, rows: Tensor) -> Trained:
+    def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
         words = self._pack(task)
         slots, same = len(self._inbox), same_row(rows)
-        done = []
+        done: dict[int, Done] = {}
         for at in range(0, len(clients), slots):
             some = clients[at : at + slots]
-            place = self._place(rows if same else rows[at : at + slots], same)
-            jobs = [("train", words, int(c), place(i), i) for i, c in enumerate(some)]
+            self._place(rows[:1] if same else rows[at : at + slots])
             sizes = [self._work(task, int(c)) for c in some]
-            answers = self._run(jobs, sizes)
-            done += [replace(d, row=self._result(i, n)) for i, (d, n) in enumerate(answers)]
-            if len(clients) > slots:  # the next wave needs the shared rows
-                done = [replace(d, row=d.row.clone()) for d in done]
-        return Trained.of(done)
+            hands = self._deal(sizes)
+            jobs = [("train", words, some[h], [0] * len(h) if same else h, h) for h in hands]
+            answers = self._run(jobs, [sum(sizes[i] for i in h) for h in hands])
+            for hand, answer in zip(hands, answers, strict=True):
+                for i, (result, size) in zip(hand, answer, strict=True):
+                    row = self._outbox[i, :size]
+                    # a later wave will need the shared rows
+                    row = row.clone() if len(clients) > slots else row
+                    done[at + i] = replace(result, row=row)
+        return [done[i] for i in range(len(clients))]
+
+    def _deal(self, sizes: Sequence[float]) -> list[list[int]]:
+        """Clients to jobs: one each, or, where workers stack them, a fair share for each worker."""
+        order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+        if self._inner is Serial:
+            return [[i] for i in order]
+        hands: list[list[int]] = [[] for _ in range(min(len(self._members), len(sizes)))]
+        for turn, i in enumerate(order):  # there and back, so that the shares are even
+            at = turn % (2 * len(hands))
+            hands[min(at, 2 * len(hands) - 1 - at)].append(i)
+        return hands
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         slots, same = len(self._inbox), same_row(rows)
         out: list[Scored] = []
         for at in range(0, 1 if same else len(rows), slots):
-            place = self._place(rows if same else rows[at : at + slots], same)
-            some = [b for b in blocks if same or at <= b.row < at + slots]
-            jobs = [("score", b, place(b.row - at)) for b in some]
-            out += self._run(jobs, [len(b.indices) for b in some])
+            self._place(rows[:1] if same else rows[at : at + slots])
+            some = [replace(b, row=b.row - at) for b in blocks if same or at <= b.row < at + slots]
+            sizes = [len(b.indices) for b in some]
+            hands = [[i] for i in range(len(some))] if same else self._deal(sizes)
+            jobs = [("score", [some[i] for i in hand]) for hand in hands]
+            answers = self._run(jobs, [sum(sizes[i] for i in h) for h in hands])
+            found = {
+                i: scored
+                for hand, answer in zip(hands, answers, strict=True)
+                for i, scored in zip(hand, answer, strict=True)
+            }
+            out += [found[i] for i in range(len(some))]
         return out
 
     def close(self) -> None:
@@ -101,16 +134,9 @@ class Processes(Engine):
             member.process.join()
         self._members = []
 
-    def _place(self, rows: Tensor, same: bool) -> Any:
-        """Write rows where workers can read them; a function from client to slot."""
-        if same:
-            self._inbox[0].copy_(rows[0])
-            return lambda i: 0
+    def _place(self, rows: Tensor) -> None:
+        """Write rows where workers can read them."""
         self._inbox[: len(rows)].copy_(rows)
-        return lambda i: i
-
-    def _result(self, slot: int, size: int) -> Tensor:
-        return self._outbox[slot, :size]
 
     def _work(self, task: Task, client: int) -> float:
         federation = self.setting.federation
@@ -156,7 +182,7 @@ class Processes(Engine):
         code = member.process.exitcode
         if tries >= _TRIES:
             raise FedloomError(
-                f"A worker died {tries} times on the same job ({job[0]} of client {job[2]}), last "
+                f"A worker died {tries} times on the same job ({_name(job)}), last "
                 f"with exit code {code}. It may need more memory than there is: use fewer "
                 "--workers, or --engine serial to see the reason."
             )
@@ -191,29 +217,31 @@ class Processes(Engine):
         for other in foreign:
             other.close()
         torch.set_num_threads(self.setting.threads)
-        worker: Worker | None = None
+        inner: Engine | None = None
         while True:
             try:
                 job = pipe.recv()
             except (EOFError, OSError):
                 os._exit(0)
             try:
-                worker = worker or Worker(self.setting)
-                pipe.send(("done", self._do(worker, job)))
+                inner = inner or self._inner(self.setting)
+                pipe.send(("done", self._do(inner, job)))
             except FedloomError as e:
                 pipe.send(("error", e))
             except Exception:
                 pipe.send(("error", RuntimeError(f"in a worker:\n{traceback.format_exc()}")))
 
-    def _do(self, worker: Worker, job: tuple[Any, ...]) -> Any:
+    def _do(self, inner: Engine, job: tuple[Any, ...]) -> Any:
         if job[0] == "score":
-            _, block, slot = job
-            return worker.score(self._inbox[slot], block)
-        _, words, client, slot, out = job
-        done = worker.train(self._unpack(words), client, self._inbox[slot])
-        size = done.row.numel()
-        self._outbox[out, :size].copy_(done.row)
-        return replace(done, row=torch.empty(0)), size
+            return inner.run_blocks(self._inbox, job[1])
+        _, words, clients, slots, places = job
+        results = inner.train_each(self._unpack(words), clients, self._inbox[slots])
+        answer = []
+        for result, place in zip(results, places, strict=True):
+            size = result.row.numel()
+            self._outbox[place, :size].copy_(result.row)
+            answer.append((replace(result, row=_NOTHING), size))
+        return answer
 
     # -- tasks as words ----------------------------------------------------------------------------
 
@@ -246,6 +274,10 @@ class _Unpacker(pickle.Unpickler):
 
     def persistent_load(self, number: int) -> object:
         return self._parts[number]
+
+
+def _name(job: tuple[Any, ...]) -> str:
+    return f"training client {job[2][0]}" if job[0] == "train" else "scoring"
 
 
 def can_fork() -> bool:

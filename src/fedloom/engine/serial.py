@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Engine, Scored, Setting, Task, Trained
+from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task
 from fedloom.engine.worker import Worker
 
 
@@ -19,10 +19,10 @@ class Serial(Engine):
         super().__init__(setting)
         self.worker = Worker(setting)
 
-    def train(self, task: Task, clients: np.ndarray, rows: Tensor) -> Trained:
+    def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
         with torch.random.fork_rng(devices=[]):
             pairs = zip(clients, rows, strict=True)
-            return Trained.of([self.worker.train(task, int(c), row) for c, row in pairs])
+            return [self.worker.train(task, int(c), row) for c, row in pairs]
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         return [self.worker.score(rows[block.row], block) for block in blocks]

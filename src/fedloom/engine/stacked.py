@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedloom.engine import stacked_mlp
-from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task, Trained, same_row
+from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task, same_row
 from fedloom.engine.resident import Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
 from fedloom.errors import FedloomError
@@ -43,6 +43,15 @@ def can_stack(module: nn.Module) -> str | None:
     return None
 
 
+def check_stackable(module: nn.Module) -> None:
+    reason = can_stack(module)
+    if reason is not None:
+        raise FedloomError(
+            f"This model can't be stacked: {reason}. Use --engine serial or processes, or "
+            "another norm (--set model_options.norm=group)."
+        )
+
+
 def only_linear(module: nn.Module) -> bool:
     """Whether all weights are in linear layers: what stacks well on a CPU."""
     owners = (m for m in module.modules() if next(m.parameters(recurse=False), None) is not None)
@@ -50,38 +59,26 @@ def only_linear(module: nn.Module) -> bool:
 
 
 class Stacked(Engine):
-    """Trains and scores many clients in one go, on `workers` threads."""
+    """Trains and scores many clients in one go."""
 
-    def __init__(self, setting: Setting, workers: int = 1) -> None:
+    def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._worker = Worker(setting)
-        self._threads = workers
-        reason = can_stack(self._worker.resident(None).module)
-        if reason is not None:
-            raise FedloomError(
-                f"This model can't be stacked: {reason}. Use --engine serial or processes, or "
-                "another norm (--set model_options.norm=group)."
-            )
 
-    def train(self, task: Task, clients: np.ndarray, rows: Tensor) -> Trained:
+    def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
         jobs = [self._worker.prepare(task, int(c), r) for c, r in zip(clients, rows, strict=True)]
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for i, job in enumerate(jobs):
             groups[None if job.selection is None else job.selection.shape].append(i)
         done: dict[int, Done] = {}
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
-            for members in groups.values():
-                members.sort(key=lambda i: (-len(jobs[i].steps), i))
-                most = max(_AT_ONCE // jobs[members[0]].start.numel(), 1)
-                for at in range(0, len(members), most):
-                    some = members[at : at + most]
-                    results = self._train_stack(task, [jobs[i] for i in some])
-                    done.update(zip(some, results, strict=True))
-        finally:
-            torch.set_num_threads(before)
-        return Trained.of([done[i] for i in range(len(jobs))])
+        for members in groups.values():
+            members.sort(key=lambda i: (-len(jobs[i].steps), i))
+            most = max(_AT_ONCE // jobs[members[0]].start.numel(), 1)
+            for at in range(0, len(members), most):
+                some = members[at : at + most]
+                results = self._train_stack(task, [jobs[i] for i in some])
+                done.update(zip(some, results, strict=True))
+        return [done[i] for i in range(len(jobs))]
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         if same_row(rows) or self.setting.static:
@@ -143,7 +140,9 @@ class Stacked(Engine):
                 return functional_call(resident.module, {**own, **rest}, (x,))
 
             batches = {part: Batch(*values) for part, values in data.items()}
-            return rule.objective(net, layout.tensors(weights), batches)
+            # Under vmap some layers can't take channels-last kernels.
+            params = {name: p.contiguous() for name, p in layout.tensors(weights).items()}
+            return rule.objective(net, params, batches)
 
         def many(weights: Tensor, rows: Tensor, data: Stack) -> tuple[Tensor, Tensor]:
             resident.module.train()
@@ -159,7 +158,8 @@ class Stacked(Engine):
         resident.module.eval()
         layout, device = resident.layout, self.setting.device
         models = rows[[block.row for block in blocks]].to(device)
-        state = layout.views(models, ("param", "frozen", "buffer"))
+        views = layout.views(models, ("param", "frozen", "buffer"))
+        state = {name: value.contiguous() for name, value in views.items()}
 
         def forward(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
             return functional_call(resident.module, tensors, (x,))

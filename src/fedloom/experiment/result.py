@@ -91,6 +91,13 @@ class Result:
             out["peak_memory"] = int(self.rounds["peak_memory"].max())
         return out
 
+    @property
+    def profile(self) -> pd.DataFrame:
+        """Where the time went: seconds per phase and round. `select`, `data` and `train` are summed
+        over workers; `store` is what writing the round before took."""
+        rows = [{**r["profile"], "score": r.get("eval_seconds", 0.0)} for r in self.records]
+        return pd.DataFrame(rows, index=[r["round"] for r in self.records]).fillna(0.0)
+
     def model(self, client: int | None = None, factory: Factory | None = None) -> nn.Module:
         """The trained model as a plain `nn.Module`: the shared one, or a client's own.
 
@@ -136,12 +143,12 @@ class Result:
 
 _COST = {
     "round", "participants", "lr", "train_loss", "bytes_up", "bytes_down", "macs", "steps",
-    "seconds", "eval_seconds", "peak_memory", "kept",
+    "seconds", "eval_seconds", "peak_memory",
 }  # fmt: skip
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    out = {k: v for k, v in record.items() if k not in _PREFIX}
+    out = {k: v for k, v in record.items() if k not in _PREFIX and k != "profile"}
     out["participants"] = len(record["participants"])
     for group, prefix in _PREFIX.items():
         scores = record.get(group, {})

@@ -49,6 +49,7 @@ class Runner:
         self.experiment = experiment
         self.store = store
         self.watchers = tuple(watchers)
+        self._stored = 0.0  # seconds that writing the round before took
 
     def run(self, done: int = 0) -> None:
         """Run from the round after `done` to the last. The first evaluation is of round 0."""
@@ -64,10 +65,13 @@ class Runner:
                 if t % config.eval_every == 0 or t == config.rounds:
                     record |= self.evaluate(t)
                 record["peak_memory"] = peak_memory(x.device)
+                record["profile"]["store"] = self._stored
+                started = time.perf_counter()
                 # The checkpoint last: a round counts once its state is safe.
                 self.store.add_round(record)
                 if t % config.checkpoint_every == 0 or t == config.rounds:
                     self.store.add_checkpoint(t, x.state.tensors(), x.about)
+                self._stored = time.perf_counter() - started
                 for watcher in self.watchers:
                     watcher.round(record)
             self.store.finish()
@@ -92,6 +96,7 @@ class Runner:
         optimiser = config.optimiser(t)
         task = Task(method.local, config.budget, optimiser, t, method.select)
         trained = x.engine.train(task, clients, starts)
+        returned = time.perf_counter()
         rows = _scatter(starts, trained)
         gathering = Gathering(
             round=t,
@@ -110,6 +115,7 @@ class Runner:
         state.apply(method.mix.combine(gathering), clients, rows)
         up, down = self._bytes(gathering, t)
         seen = max(int(trained.samples.sum()), 1)
+        mixed = time.perf_counter()
         return {
             "round": t,
             "participants": clients.tolist(),
@@ -120,13 +126,12 @@ class Runner:
             "macs": int(trained.macs.sum()),
             "steps": int(trained.steps.sum()),
             "seconds": time.perf_counter() - started,
-            "profile": dict(trained.seconds),
+            "profile": {**trained.seconds, "mix": mixed - returned},
         }
 
     def evaluate(self, t: int) -> dict[str, Any]:
         """Score the common test set and every client's own; store the per-client table."""
         started = time.perf_counter()
-        x = self.experiment
         record: dict[str, Any] = {}
         clients = self._scored_clients
         common = self._score_common(clients)
@@ -145,7 +150,7 @@ class Runner:
                 record["clients" if population == "local" else "newcomers"] = summary
         if tables:
             self.store.add_clients(t, pd.concat(tables, ignore_index=True))
-        return {**record, "eval_seconds": time.perf_counter() - started, "kept": len(x.state.kept)}
+        return {**record, "eval_seconds": time.perf_counter() - started}
 
     def _weights(self, clients: np.ndarray) -> np.ndarray:
         x = self.experiment

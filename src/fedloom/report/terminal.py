@@ -183,6 +183,26 @@ def print_result(result: Result, details: bool = False) -> None:
     out.print(f"Run: {result.path}")
 
 
+def print_profile(result: Result) -> None:
+    """Seconds by phase; those of workers are summed over workers."""
+    phases = {
+        "data": "data: pick, normalise, augment (workers)",
+        "select": "selecting sub-models (workers)",
+        "train": "local training (workers)",
+        "mix": "mixing",
+        "score": "scoring",
+        "store": "storing",
+    }
+    spent = result.profile.sum()
+    total = max(float(spent.sum()), 1e-9)
+    rows = [
+        [what, f"{spent[name]:.3f}", f"{100 * spent[name] / total:.1f} %"]
+        for name, what in phases.items()
+        if name in spent
+    ]
+    out.print(_table(("where the time went", "seconds", "share"), rows))
+
+
 def _scores(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "test_accuracy" in done:
         yield (
