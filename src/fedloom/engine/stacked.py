@@ -30,7 +30,8 @@ _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 #: data part → images, labels, and weights of the samples (None: all count), a client each
 Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None]]
-Gradient = Callable[[Tensor, Tensor, Stack], tuple[Tensor, Tensor]]
+#: weights, whole rows, data, where the gradients go → losses
+Gradient = Callable[[Tensor, Tensor, Stack, Tensor], Tensor]
 
 
 def can_stack(module: nn.Module) -> str | None:
@@ -98,23 +99,30 @@ class Stacked(Engine):
         moved = resident.layout.trainable
         rows = torch.stack([job.start for job in jobs]).to(device)
         anchor = rows[:, :moved].clone()
-        gradient = self._gradient(task, resident)
+        by_hand = stacked_mlp.layers_of(resident.module, resident.layout, rule)
+        plain = by_hand is not None and stacked_mlp.is_plain(rule, optimiser)
+        plain = plain and self.setting.precision == "fp32"
+        gradient = self._gradient(task, resident, by_hand)
         reader = _Reader(jobs, rule.parts)
         lengths = np.array([len(job.steps) for job in jobs])
-        grad = torch.zeros_like(anchor)
+        grad = anchor if plain else torch.zeros_like(anchor)
         velocity: Tensor | None = None
         losses, seen = torch.zeros(len(jobs), device=device), np.zeros(len(jobs), dtype=np.int64)
         for step in range(int(lengths.max(initial=0))):
             active = int((lengths > step).sum())
             data, sizes = reader.batch(step, active)
             weights = rows[:active, :moved]
+            with torch.no_grad(), self.setting.autocast():
+                if plain and by_hand is not None:
+                    loss = stacked_mlp.plain_step(by_hand, weights, data, optimiser.lr)
+                else:
+                    loss = gradient(weights, rows[:active], data, grad[:active])
             with torch.no_grad():
-                with self.setting.autocast():
-                    grad[:active], loss = gradient(weights, rows[:active], data)
-                bent = rule.direction(grad[:active], weights, anchor[:active])
-                if rule.sends == "weights":
-                    past = None if velocity is None else velocity[:active]
-                    velocity = optimiser.step(weights, bent, past)
+                if not plain:
+                    bent = rule.direction(grad[:active], weights, anchor[:active])
+                    if rule.sends == "weights":
+                        past = None if velocity is None else velocity[:active]
+                        velocity = optimiser.step(weights, bent, past)
                 losses[:active] += loss * torch.from_numpy(sizes).to(device)
             seen[:active] += sizes
         each = (time.perf_counter() - started) / len(jobs)
@@ -125,11 +133,14 @@ class Stacked(Engine):
             out.append(self._worker.hand_back(task, job, row, float(losses[i]), int(seen[i])))
         return out
 
-    def _gradient(self, task: Task, resident: Resident) -> Gradient:
-        """Gradients and losses of a stack: by hand where that is known, else by `vmap`."""
-        by_hand = stacked_mlp.gradient(resident.module, resident.layout, task.rule)
+    def _gradient(
+        self, task: Task, resident: Resident, by_hand: stacked_mlp.Layers | None
+    ) -> Gradient:
+        """Gradients of a stack: by hand where that is known, else by `vmap`."""
         if by_hand is not None:
-            return by_hand
+            return lambda weights, rows, data, out: stacked_mlp.gradient(
+                by_hand, weights, data, out
+            )
         layout, rule = resident.layout, task.rule
 
         def one(weights: Tensor, row: Tensor, data: Stack) -> Tensor:
@@ -144,10 +155,12 @@ class Stacked(Engine):
             params = {name: p.contiguous() for name, p in layout.tensors(weights).items()}
             return rule.objective(net, params, batches)
 
-        def many(weights: Tensor, rows: Tensor, data: Stack) -> tuple[Tensor, Tensor]:
+        def many(weights: Tensor, rows: Tensor, data: Stack, out: Tensor) -> Tensor:
             resident.module.train()
             axes = {part: tuple(None if v is None else 0 for v in vs) for part, vs in data.items()}
-            return vmap(grad_and_value(one), in_dims=(0, 0, axes))(weights, rows, data)
+            grads, losses = vmap(grad_and_value(one), in_dims=(0, 0, axes))(weights, rows, data)
+            out.copy_(grads)
+            return losses
 
         return many
 

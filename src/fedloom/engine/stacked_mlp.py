@@ -1,7 +1,7 @@
-"""The gradient of a stack of multi-layer perceptrons, by hand: batched matrix products only.
+"""A stack of multi-layer perceptrons, by hand: batched matrix products only.
 
-The same numbers as `vmap` over autograd, several times faster: no graph is built, and every product
-runs for all clients at once.
+The same numbers as `vmap` over autograd, several times faster: no graph is built, every product
+runs for all clients at once, and a plain SGD step goes straight into the weights.
 """
 
 from __future__ import annotations
@@ -12,47 +12,78 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.layout import Layout
+from fedloom.layout import Entry, Layout
+from fedloom.local import Optimiser
 from fedloom.local.rule import LocalRule
 from fedloom.models.nets import MLP
 
 Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None]]
+Layers = list[tuple[Entry, Entry]]
+#: what to do with a layer's ∂loss/∂output and input: both (clients, batch, width)
+Sink = Callable[[int, Tensor, Tensor], None]
 
 
-def gradient(
-    module: nn.Module, layout: Layout, rule: LocalRule
-) -> Callable[[Tensor, Tensor, Stack], tuple[Tensor, Tensor]] | None:
-    """The stacked gradient, if this is an MLP and the rule minimises plain cross-entropy."""
+def layers_of(module: nn.Module, layout: Layout, rule: LocalRule) -> Layers | None:
+    """The layers, if this is an MLP and the rule minimises plain cross-entropy; else None."""
     plain = type(rule).objective is LocalRule.objective and not rule.extras
     if type(module) is not MLP or not plain or layout.trainable != layout.size:
         return None
     entries = {e.name: e for e in layout.entries}
     names = [f"hidden.{i}" for i in range(len(module.hidden))] + ["out"]
-    layers = [(entries[f"{n}.weight"], entries[f"{n}.bias"]) for n in names]
+    return [(entries[f"{name}.weight"], entries[f"{name}.bias"]) for name in names]
 
-    def compute(weights: Tensor, rows: Tensor, data: Stack) -> tuple[Tensor, Tensor]:
-        x, y, weight = data["train"]
-        acts = [x.flatten(2)]
-        for i, (w, b) in enumerate(layers):
-            z = torch.baddbmm(b.view(weights).unsqueeze(1), acts[-1], w.view(weights).mT)
-            acts.append(z.relu_() if i < len(layers) - 1 else z)
-        # ∂loss/∂logits = (softmax − one-hot) · weight / Σ weight
-        log_p = F.log_softmax(acts.pop().float(), dim=-1)
-        share = torch.full_like(log_p[..., 0], 1 / y.shape[1])
-        if weight is not None:
-            share = weight / weight.sum(1, keepdim=True)
-        picked = log_p.gather(-1, y.unsqueeze(-1))
-        loss = -(picked.squeeze(-1) * share).sum(1)
-        delta = log_p.exp_()
-        delta.scatter_add_(-1, y.unsqueeze(-1), torch.full_like(picked, -1.0))
-        delta.mul_(share.unsqueeze(-1))
-        grad = torch.empty_like(weights)
-        for i in reversed(range(len(layers))):
-            w, b = layers[i]
-            w.view(grad).copy_(torch.bmm(delta.mT, acts[i]))
-            b.view(grad).copy_(delta.sum(1))
-            if i:
-                delta = torch.bmm(delta, w.view(weights)) * (acts[i] > 0)
-        return grad, loss
 
-    return compute
+def gradient(layers: Layers, weights: Tensor, data: Stack, out: Tensor) -> Tensor:
+    """Write the gradients into `out`; returns the losses."""
+
+    def write(i: int, delta: Tensor, x: Tensor) -> None:
+        w, b = layers[i]
+        w.view(out).copy_(torch.bmm(delta.mT, x))
+        b.view(out).copy_(delta.sum(1))
+
+    return _walk(layers, weights, data, write)
+
+
+def is_plain(rule: LocalRule, optimiser: Optimiser) -> bool:
+    """Whether a step is w ← w − η ∇L and nothing else."""
+    bends = type(rule).direction is not LocalRule.direction
+    extra = optimiser.momentum or optimiser.weight_decay or optimiser.clip is not None
+    return rule.sends == "weights" and not bends and not extra
+
+
+def plain_step(layers: Layers, weights: Tensor, data: Stack, lr: float) -> Tensor:
+    """Step the weights in place, without a gradient in between; returns the losses."""
+
+    def step(i: int, delta: Tensor, x: Tensor) -> None:
+        w, b = layers[i]
+        turned = delta.mT
+        for one, left, right in zip(w.view(weights), turned, x, strict=True):
+            one.addmm_(left, right, alpha=-lr)
+        b.view(weights).sub_(delta.sum(1), alpha=lr)
+
+    return _walk(layers, weights, data, step)
+
+
+def _walk(layers: Layers, weights: Tensor, data: Stack, sink: Sink) -> Tensor:
+    """Forward and back through the layers; `sink` gets every layer after it was used."""
+    x, y, weight = data["train"]
+    acts = [x.flatten(2)]
+    for i, (w, b) in enumerate(layers):
+        z = torch.baddbmm(b.view(weights).unsqueeze(1), acts[-1], w.view(weights).mT)
+        acts.append(z.relu_() if i < len(layers) - 1 else z)
+    # ∂loss/∂logits = (softmax − one-hot) · weight / Σ weight
+    log_p = F.log_softmax(acts.pop().float(), dim=-1)
+    picked = log_p.gather(-1, y.unsqueeze(-1))
+    if weight is None:
+        share = picked.new_full((1, 1, 1), 1 / y.shape[1])
+    else:
+        share = (weight / weight.sum(1, keepdim=True)).unsqueeze(-1)
+    loss = -(picked * share).sum((1, 2))
+    delta = log_p.exp_()
+    delta.scatter_add_(-1, y.unsqueeze(-1), torch.full_like(picked, -1.0))
+    delta.mul_(share)
+    for i in reversed(range(len(layers))):
+        before = torch.bmm(delta, layers[i][0].view(weights)).mul_(acts[i] > 0) if i else delta
+        sink(i, delta, acts[i])
+        delta = before
+    return loss
