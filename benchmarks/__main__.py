@@ -1,93 +1,180 @@
-"""Measure: contestants interleaved and repeated, ratios to the bare loop with their spread.
+"""Measure: contestants interleaved and repeated, every one in a process of its own.
 
-    python -m benchmarks [--repeats 5] [--only mlp,lenet] [--out FILE.json]
+    python -m benchmarks [--repeats 3] [--only mlp,lenet,conv4,growth] [--out runs/bench]
 
-A ratio below 1 means faster than the bare loop. Also the growth curve: seconds per round against
-registered clients, which should be flat.
+Prints seconds per round with the ratio to the best peer (or, without peers, to the bare loop),
+start-up and memory; checks that all trained to the same weights; writes results.json and bench.png.
+With `pip install -e ".[bench]"` pfl and Flower take part.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import platform
 import statistics
-import time
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
 
-import fedloom
-from benchmarks.workloads import CONTESTANTS, WORKLOADS, Contestant, Fedloom, Workload
+OURS = {
+    "mlp": ["fedloom:serial", "fedloom:stacked:1", "fedloom:stacked", "fedloom:processes"],
+    "lenet": ["fedloom:serial", "fedloom:processes"],
+    "conv4": ["fedloom:serial", "fedloom:processes", "fedloom:processes:0:bf16"],
+}
+ROUNDS = {"mlp": 10, "lenet": 4, "conv4": 2}
+GROWTH = {
+    "registered clients": [("small", {"clients": 10**k}) for k in range(2, 7)],
+    "participants": [("small", {"participants": n}) for n in (10, 20, 40, 80)],
+    "hidden units": [(f"mlp-{width}", {}) for width in (50, 200, 800, 3200)],
+}
 
-
-def measure(workload: Workload, repeats: int) -> dict[str, list[float]]:
-    """Seconds per round of every contestant, taking turns."""
-    runners: dict[str, Contestant] = {name: make(workload) for name, make in CONTESTANTS.items()}
-    times: dict[str, list[float]] = {name: [] for name in runners}
-    t = 1
-    for runner in runners.values():
-        runner.round(t)  # warm up
-    for _ in range(repeats):
-        for name, runner in runners.items():
-            started = time.perf_counter()
-            for i in range(workload.rounds):
-                runner.round(t + 1 + i)
-            times[name].append((time.perf_counter() - started) / workload.rounds)
-        t += workload.rounds
-    first, *others = (runner.weights() for runner in runners.values())
-    for name, weights in zip(list(runners)[1:], others, strict=True):
-        if not torch.allclose(first, weights, atol=1e-3):
-            raise SystemExit(f"{name} and the bare loop ended with different weights.")
-    return times
+Run = dict[str, Any]
 
 
-def growth(repeats: int) -> dict[int, float]:
-    """Seconds per round against the number of registered clients, 20 a round."""
-    out = {}
-    for clients in (100, 1_000, 10_000, 100_000, 1_000_000):
-        runner = Fedloom(Workload("mlp", "1x8x8", 20, 1, clients=clients, participants=20))
-        runner.round(1)
-        times = []
-        for t in range(2, 2 + 5 * repeats):
-            started = time.perf_counter()
-            runner.round(t)
-            times.append(time.perf_counter() - started)
-        out[clients] = statistics.median(times)
+def contest(contestant: str, workload: str, rounds: int, **sizes: int) -> tuple[Run, np.ndarray]:
+    """One contestant, once."""
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "weights.npy"
+        words = [sys.executable, "-m", "benchmarks.contest", contestant, workload]
+        words += ["--rounds", str(rounds + 1), "--weights", str(weights)]
+        for name, value in sizes.items():
+            words += [f"--{name}", str(value)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{contestant} failed on {workload}:\n{done.stderr[-2000:]}")
+        return json.loads(done.stdout.splitlines()[-1]), np.load(weights)
+
+
+def peers() -> list[str]:
+    found = []
+    if importlib.util.find_spec("pfl"):
+        found += ["pfl-1", "pfl-2"]
+    if importlib.util.find_spec("flwr"):
+        found.append("flower")
+    return found
+
+
+def measure(workload: str, repeats: int) -> dict[str, list[Run]]:
+    """All contestants on a workload, taking turns."""
+    names = ["bare-1", "bare-2", *peers(), *OURS[workload]]
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    for turn in range(repeats):
+        reference: np.ndarray | None = None
+        for name in names:
+            run, weights = contest(name, workload, ROUNDS[workload])
+            print(f"  {turn + 1}/{repeats} {name}: {seconds(run):.4f} s", file=sys.stderr)
+            runs[name].append(run)
+            reference = weights if reference is None else reference
+            run["off"] = off = float(np.abs(weights - reference[: len(weights)]).max())
+            if off > 5e-3 and "bf16" not in name:
+                raise SystemExit(f"{name} ended {off:.2g} away from the bare loop's weights.")
+    return runs
+
+
+def seconds(run: Run) -> float:
+    return statistics.median(run["rounds"])
+
+
+def table(runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
+    """Medians over turns; ratios are taken within each turn."""
+    best_peers = [n for n in runs if n in ("pfl-1", "pfl-2", "flower")] or ["bare-1", "bare-2"]
+    rows = []
+    for name, mine in runs.items():
+        turns = range(len(mine))
+        against = [min(seconds(runs[p][i]) for p in best_peers) for i in turns]
+        ratios = sorted(against[i] / seconds(mine[i]) for i in turns)
+        bare = sorted(seconds(mine[i]) / seconds(runs["bare-1"][i]) for i in turns)
+        rows.append(
+            {
+                "contestant": name,
+                "seconds": statistics.median(seconds(r) for r in mine),
+                "speed": statistics.median(ratios),
+                "speed_range": (ratios[0], ratios[-1]),
+                "bare": statistics.median(bare),
+                "startup": statistics.median(r["startup"] for r in mine),
+                "memory": max(r["peak_memory"] for r in mine),
+                "off": max(r["off"] for r in mine),
+            }
+        )
+    return rows
+
+
+def show(workload: str, rows: list[dict[str, Any]]) -> None:
+    against = "best peer" if any(r["contestant"] == "flower" for r in rows) else "best bare loop"
+    print(f"\n{workload}: speed against the {against}, range over turns")
+    print(
+        f"{'':<26}{'s/round':>9} {'speed':>7} {'':<15}{'/bare-1':>8}{'start':>8}{'MB':>7}{'off':>9}"
+    )
+    for r in rows:
+        low, high = r["speed_range"]
+        print(
+            f"{r['contestant']:<26}{r['seconds']:>9.4f} {r['speed']:>6.2f}× "
+            f"({low:.2f} – {high:.2f}) {r['bare']:>7.2f}{r['startup']:>7.1f}s"
+            f"{r['memory'] / 1e6:>7.0f}{r['off']:>9.1e}"
+        )
+
+
+def growth() -> dict[str, list[dict[str, Any]]]:
+    """Seconds and memory per round against sizes, with the engine that `auto` picks."""
+    out: dict[str, list[dict[str, Any]]] = {}
+    for title, cases in GROWTH.items():
+        print(f"\n{title:<20}{'s/round':>9}{'MB':>7}")
+        out[title] = []
+        for workload, sizes in cases:
+            run, _ = contest("fedloom:auto", workload, 20 if workload == "small" else 5, **sizes)
+            size = next(iter(sizes.values()), None) or int(workload.split("-")[1])
+            out[title].append({"size": size, "seconds": seconds(run), "memory": run["peak_memory"]})
+            print(f"{size:<20,}{seconds(run):>9.4f}{run['peak_memory'] / 1e6:>7.0f}")
+    print(f"\n{'workers (lenet)':<20}{'s/round':>9}{'MB':>7}")
+    out["workers"] = []
+    for workers in (1, 2):
+        run, _ = contest(f"fedloom:processes:{workers}", "lenet", 4)
+        out["workers"].append(
+            {"size": workers, "seconds": seconds(run), "memory": run["peak_memory"]}
+        )
+        print(f"{workers:<20}{seconds(run):>9.4f}{run['peak_memory'] / 1e6:>7.0f}")
     return out
+
+
+def plot(tables: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    from fedloom.report.plots import COLOURS, new_figure, save
+
+    figure = new_figure(4.5 * len(tables), 3.6)
+    for axis, (workload, rows) in zip(
+        figure.subplots(1, len(tables), squeeze=False)[0], tables.items(), strict=True
+    ):
+        rows = rows[::-1]
+        ours = [COLOURS[0] if r["contestant"].startswith("fedloom") else "#999999" for r in rows]
+        axis.barh([r["contestant"] for r in rows], [r["seconds"] for r in rows], color=ours)
+        axis.set(title=workload, xlabel="seconds per round")
+    save(figure, file)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", default=",".join(w.name for w in WORKLOADS))
-    parser.add_argument("--out", type=Path, default=Path("runs/bench.json"))
+    parser.add_argument("--only", default="mlp,lenet,conv4,growth")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    chosen = [w for w in WORKLOADS if w.name in args.only.split(",")]
-    results: dict[str, object] = {
-        "fedloom": fedloom.__version__, "torch": torch.__version__,
-        "python": platform.python_version(), "machine": platform.machine(), "threads": 1,
-    }  # fmt: skip
-    print(f"{'workload':<8} {'contestant':<16} {'s / round':>10}   ratio to bare (min – max)")
-    for workload in chosen:
-        times = measure(workload, args.repeats)
-        base = times["bare loop"]
-        for name, seconds in times.items():
-            ratios = sorted(s / b for s, b in zip(seconds, base, strict=True))
-            middle = statistics.median(ratios)
-            print(
-                f"{workload.name:<8} {name:<16} {statistics.median(seconds):>10.4f}   "
-                f"{middle:.2f} ({ratios[0]:.2f} – {ratios[-1]:.2f})"
-            )
-        results[workload.name] = times
-    print("\nregistered clients   s / round (20 take part)")
-    curve = growth(args.repeats)
-    for clients, seconds in curve.items():
-        print(f"{clients:>18,}   {seconds:.4f}")
-    results["registered_clients"] = curve
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1))
+    chosen = args.only.split(",")
+    args.out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
+    tables = {}
+    for workload in (w for w in OURS if w in chosen):
+        results[workload] = measure(workload, args.repeats)
+        tables[workload] = table(results[workload])
+        show(workload, tables[workload])
+    if "growth" in chosen:
+        results["growth"] = growth()
+    (args.out / "results.json").write_text(json.dumps({**results, "tables": tables}, indent=1))
+    if tables:
+        plot(tables, args.out / "bench.png")
     print(f"\nWritten to {args.out}")
 
 

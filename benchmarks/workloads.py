@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,17 +32,20 @@ class Workload:
     """A model, images of a shape, and how many of them each client has."""
 
     name: str
+    model: str
     shape: str
     samples: int
-    rounds: int  # per measurement
+    rounds: int  # of one measurement, after the first
     clients: int = 100
     participants: int = 10
+    options: tuple[tuple[str, Any], ...] = ()  # of the model
 
     def settings(self) -> dict[str, Any]:
         return {
             "data": "synthetic",
             "data_options": {"shape": self.shape, "samples": self.clients * self.samples},
-            "model": self.name,
+            "model": self.model,
+            "model_options": dict(self.options),
             "clients": self.clients,
             "participation": self.participants,
             "partition": "iid",
@@ -52,47 +55,48 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("mlp", "1x28x28", 600, rounds=5),
-    Workload("lenet", "3x32x32", 500, rounds=2),
-    Workload("conv4", "1x28x28", 200, rounds=1),
+    Workload("mlp", "mlp", "1x28x28", 600, rounds=10),
+    Workload("lenet", "lenet", "3x32x32", 500, rounds=4),
+    Workload("conv4", "conv4", "1x28x28", 200, rounds=2),
+)
+#: for the growth curves: small enough that the engine's own cost shows
+SMALL = Workload("small", "mlp", "1x8x8", 20, rounds=20, participants=20)
+WIDE = tuple(
+    Workload(f"mlp-{width}", "mlp", "1x28x28", 100, rounds=5, options=(("hidden", (width,)),))
+    for width in (50, 200, 800, 3200)
 )
 
 
-class Contestant(Protocol):
-    """Runs round after round of one workload."""
-
-    def round(self, t: int) -> object: ...
-
-    def weights(self) -> torch.Tensor: ...
-
-
-def experiment(workload: Workload) -> Experiment:
-    config, options = make_config(workload.settings(), method_class("fedavg"))
+def experiment(workload: Workload, **settings: Any) -> Experiment:
+    config, options = make_config({**workload.settings(), **settings}, method_class("fedavg"))
     return prepare(config, options.build())
 
 
 class Fedloom:
     """The runner without evaluation or files."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._experiment = experiment(workload)
+    def __init__(self, workload: Workload, engine: str, workers: int, precision: str) -> None:
+        self._experiment = experiment(workload, engine=engine, workers=workers, precision=precision)
         store = RunStore(Path(tempfile.gettempdir()) / "unused")
         self._runner = Runner(self._experiment, store)
 
-    def round(self, t: int) -> object:
-        return self._runner.round(t)
+    def round(self, t: int) -> None:
+        self._runner.round(t)
 
     def weights(self) -> torch.Tensor:
         return self._experiment.state.shared
+
+    def close(self) -> None:
+        self._experiment.engine.close()
 
 
 class Bare:
     """Plain torch: state dicts, an optimiser per client, a running average."""
 
     def __init__(self, workload: Workload) -> None:
-        x = experiment(workload)
+        x = experiment(workload, engine="serial")
         self._workload, self._data, self._federation = workload, x.dataset, x.federation
-        self._module = build(workload.name, x.dataset.shape, x.dataset.n_classes)
+        self._module = build(workload.model, x.dataset.shape, x.dataset.n_classes)
         self._global = {k: v.clone() for k, v in self._module.state_dict().items()}
         self._mean, self._std = (
             torch.tensor(v).view(1, -1, 1, 1) for v in (x.dataset.mean, x.dataset.std)
@@ -125,6 +129,3 @@ class Bare:
     def weights(self) -> torch.Tensor:
         self._module.load_state_dict(self._global)
         return Layout.of(self._module).flatten(self._module)
-
-
-CONTESTANTS = {"bare loop": Bare, "fedloom serial": Fedloom}
