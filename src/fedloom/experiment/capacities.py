@@ -17,7 +17,7 @@ class Capacities:
     """Capacities and the share of clients that has each.
 
     >>> Capacities.parse("1:0.5,0.25:0.25,0.125:0.25").assign(4, seed=0).tolist()
-    [0.125, 1.0, 1.0, 0.25]
+    [1.0, 1.0, 0.25, 0.125]
     """
 
     values: tuple[float, ...] = (1.0,)
