@@ -332,6 +332,13 @@ def test_every_norm_learns(quick, norm):
     assert result.summary["test_accuracy"] > 0.5
 
 
+def test_batch_norm_and_a_single_image(quick):
+    """A rest of one image joins the batch before it; a client with one image gets a sentence."""
+    quick(model=small_conv("batch"), batch=7, clients=3, rounds=1, test_share=0.0)
+    with pytest.raises(FedloomError, match="batch of one image"):
+        quick(model=small_conv("batch"), batch=1, rounds=1)
+
+
 def test_dropout_is_reproducible(quick, row):
     def factory(shape, classes):
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, classes))

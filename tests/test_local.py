@@ -47,6 +47,14 @@ def test_steps_replace_epochs():
     assert len(Budget(steps=2, batch=4).batches(100, rng)) == 2
 
 
+def test_a_rest_of_one_joins_the_batch_before_where_batch_norm_asks_for_it():
+    rng = np.random.default_rng(0)
+    assert [len(b) for b in Budget(batch=4, least=2, epochs=2).batches(9, rng)] == [4, 5, 4, 5]
+    assert [len(b) for b in Budget(batch=4, least=2, steps=3).batches(9, rng)] == [4, 5, 4]
+    assert [len(b) for b in Budget(batch=4, least=2).batches(1, rng)] == [1]
+    assert [len(b) for b in Budget(batch=4).batches(9, rng)] == [4, 4, 1]
+
+
 def test_an_infinite_batch_is_the_whole_set_and_no_data_no_step():
     rng = np.random.default_rng(0)
     (batch,) = Budget(batch=None).batches(7, rng)

@@ -82,12 +82,24 @@ class Worker:
     def train(self, task: Task, client: int, row: Tensor) -> Done:
         """Prepare and train one client."""
         job = self.prepare(task, client, row)
+        try:
+            return self._walk(task, job)
+        except ValueError as e:
+            if "more than 1 value per channel" not in str(e):
+                raise
+            raise FedloomError(
+                f"Client {client} has a batch of one image, on which batch norm can't be computed. "
+                "Give clients more samples, a --batch above 1, or use another norm "
+                "(--set model_options.norm=group)."
+            ) from None
+
+    def _walk(self, task: Task, job: Job) -> Done:
         started = time.perf_counter()
         s, rule, optimiser = self.setting, task.rule, task.optimiser
         resident = self.resident(job.selection)
         resident.load(job.start)
         resident.module.train()
-        torch.manual_seed(torch_seed(s.seed, "torch", task.round, client))
+        torch.manual_seed(torch_seed(s.seed, "torch", task.round, job.client))
         anchor = resident.weights.clone()
         velocity: Tensor | None = None
         loss_sum = torch.zeros((), device=s.device)

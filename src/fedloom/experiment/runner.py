@@ -94,7 +94,7 @@ class Runner:
         clients = contacts.participants
         starts = state.rows(clients)
         optimiser = config.optimiser(t)
-        task = Task(method.local, config.budget, optimiser, t, method.select)
+        task = Task(method.local, x.budget, optimiser, t, method.select)
         trained = x.engine.train(task, clients, starts)
         returned = time.perf_counter()
         rows = _scatter(starts, trained)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,10 @@ from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.settings import Config
 from fedloom.experiment.state import State
 from fedloom.layout import Layout
+from fedloom.local import Budget
 from fedloom.method import Method
 from fedloom.models import Factory, build, choose
-from fedloom.models.norm import has_static_norm
+from fedloom.models.norm import has_batch_norm, has_static_norm
 from fedloom.select import Whole
 
 
@@ -39,6 +40,7 @@ class Experiment:
     state: State
     engine: Engine
     capacities: np.ndarray
+    budget: Budget
     device: torch.device
     about: dict[str, Any]  # what is needed to build the model again
 
@@ -118,6 +120,7 @@ def prepare(
         parts=(method.local, method.select, method.adapt.rule),
         ray_address=config.ray_address,
     )
+    budget = replace(config.budget, least=2 if has_batch_norm(module) else 1)
     state = State(layout, method.mix, shared)
     about = {
         "model": choose(shape) if factory == "auto" else config.model,
@@ -129,7 +132,17 @@ def prepare(
         "kept": state.kept.columns.ranges,
     }
     return Experiment(
-        config, method, dataset, federation, layout, state, engine, capacities, device, about
+        config=config,
+        method=method,
+        dataset=dataset,
+        federation=federation,
+        layout=layout,
+        state=state,
+        engine=engine,
+        capacities=capacities,
+        budget=budget,
+        device=device,
+        about=about,
     )
 
 

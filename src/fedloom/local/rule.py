@@ -48,17 +48,18 @@ class Budget:
     epochs: int = 1
     steps: int | None = None
     batch: int | None = 32  # None: all samples at once (B = ∞)
+    least: int = 1  # a rest smaller than this joins the batch before it (batch norm needs two)
 
     def batches(self, n: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Positions of each batch, freshly shuffled for every pass; the last may be smaller."""
         if n == 0:
             return []
         size = n if self.batch is None else self.batch
-        out: list[np.ndarray] = []
-        passes = self.epochs if self.steps is None else -(-self.steps // -(-n // size))
-        for _ in range(passes):
-            order = rng.permutation(n)
-            out += [order[at : at + size] for at in range(0, n, size)]
+        cuts = list(range(size, n, size))
+        if cuts and n - cuts[-1] < self.least:
+            cuts.pop()
+        passes = self.epochs if self.steps is None else -(-self.steps // (len(cuts) + 1))
+        out = [batch for _ in range(passes) for batch in np.split(rng.permutation(n), cuts)]
         return out if self.steps is None else out[: self.steps]
 
 

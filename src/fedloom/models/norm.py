@@ -45,6 +45,10 @@ def norm2d(kind: str, channels: int) -> nn.Module:
     raise unknown("norm", kind, NORMS)
 
 
+def has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+
+
 def has_static_norm(module: nn.Module) -> bool:
     return any(isinstance(m, StaticBatchNorm2d) for m in module.modules())
 
