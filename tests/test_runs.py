@@ -279,3 +279,12 @@ def test_plots(quick):
     assert len(figure.axes) == 2
     with pytest.raises(FedloomError, match="picture"):
         result.plot("run.xyz")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "clients.parquet"])
+@pytest.mark.parametrize("content", [b"", b"PAR1 half", b"\xff\xfe: ["])
+def test_damaged_files_of_a_run_are_named(quick, name, content):
+    result = quick()
+    (result.path / name).write_bytes(content)
+    with pytest.raises(FedloomError, match=rf"{name}' is damaged"):
+        print_result(fedloom.load(result.path), details=True)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.compare import Comparison
 from fedloom.experiment.config import make_config, merge, parse_settings
@@ -160,7 +158,7 @@ class _Plan:
 
 def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result:
     done = _reopen(store, plan)
-    config, options = make_config(yaml.safe_load(store.config()), type(plan.options))
+    config, options = make_config(store.config(), type(plan.options))
     if done >= config.rounds:
         return Result(store.path)
     experiment = _prepare(plan, config, options)
@@ -225,7 +223,7 @@ def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
 
 def _reopen(store: RunStore, plan: _Plan) -> int:
     """Check that a run may go on as asked, cut it to its last whole round, and count its rounds."""
-    before = yaml.safe_load(store.config())
+    before = store.config()
     after = plan.config.model_dump()
     for key in sorted(plan.given & set(after)):
         if before.get(key) != after[key] and key != "rounds":

@@ -27,7 +27,10 @@ def make_config(
     settings go to several methods and each takes what concerns it.
     """
     given = dict(settings)
-    params = dict(given.pop("params", None) or {})
+    params = given.pop("params", None) or {}
+    if not isinstance(params, Mapping):
+        raise FedloomError(f"params={params!r} is not valid: give options of the method by name.")
+    params = dict(params)
     for key in [k for k in given if k not in Config.model_fields]:
         if key in method.model_fields:
             params[key] = given.pop(key)

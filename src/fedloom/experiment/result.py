@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from fedloom.errors import FedloomError
 from fedloom.experiment.plugins import model_factory
@@ -43,10 +42,7 @@ class Result:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        content = yaml.safe_load(self.store.config())
-        if not isinstance(content, dict):
-            raise FedloomError(f"'{self.store.config_file}' is not a run's config.")
-        return content
+        return self.store.config()
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 import safetensors
 import safetensors.torch
+import yaml
 from torch import Tensor
 
 from fedloom.errors import FedloomError
@@ -130,8 +131,15 @@ class RunStore:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def config(self) -> str:
-        return self.config_file.read_text(encoding="utf-8")
+    def config(self) -> dict[str, Any]:
+        """The settings that the run was resolved to."""
+        try:
+            content = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError):
+            content = None
+        if not isinstance(content, dict):
+            raise FedloomError(f"'{self.config_file}' is damaged: it is not a run's config.")
+        return content
 
     def rounds(self) -> list[dict[str, Any]]:
         """The records of all whole rounds; a torn last line is passed over."""
@@ -152,7 +160,7 @@ class RunStore:
         if not files:
             return pd.DataFrame()
         return (
-            pd.concat([pd.read_parquet(f) for f in files], ignore_index=True)
+            pd.concat([_table(f) for f in files], ignore_index=True)
             .drop_duplicates(["round", "population", "client"], keep="last")
             .reset_index(drop=True)
         )
@@ -182,7 +190,7 @@ class RunStore:
             if int(part.stem.split("-")[1]) > round:
                 part.unlink()
         if self.clients_file.exists():
-            table = pd.read_parquet(self.clients_file)
+            table = _table(self.clients_file)
             if (table["round"] > round).any():
                 with atomic_file(self.clients_file) as whole:
                     table[table["round"] <= round].to_parquet(whole, index=False)
@@ -197,6 +205,13 @@ class RunStore:
     def _replace(file: Path, content: bytes) -> None:
         with atomic_file(file) as part:
             part.write_bytes(content)
+
+
+def _table(file: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(file)
+    except (ValueError, OSError) as e:  # pyarrow's errors are ValueErrors
+        raise FedloomError(f"'{file}' is damaged: {e}.") from None
 
 
 def _finite(value: Any) -> Any:

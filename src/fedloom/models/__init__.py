@@ -56,7 +56,9 @@ def build(
         torch.manual_seed(torch_seed(seed, "model"))
         try:
             module = factory(shape, classes, **given)
-        except TypeError as e:
+        except FedloomError:
+            raise
+        except Exception as e:  # whatever a factory may raise
             raise FedloomError(
                 f"Building the model '{name}' failed: {e}. A model factory is called as "
                 "factory(shape, classes, **model_options), with shape = (channels, height, width)."
