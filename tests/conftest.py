@@ -1,3 +1,6 @@
+import functools
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,13 @@ def row():
         return result.store.checkpoint()[0]["shared"]
 
     return read
+
+
+@pytest.fixture
+def start_process():
+    """Start a process that heeds Ctrl-C, even if the tests themselves run in the background."""
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return functools.partial(subprocess.Popen, preexec_fn=heed, text=True)
 
 
 @pytest.fixture

@@ -174,10 +174,10 @@ def test_settings_win_over_the_file_and_set_over_all(call):
     assert (config["rounds"], config["lr"], config["seed"]) == (1, 0.2, 5)
 
 
-def test_ctrl_c_keeps_the_rounds_and_resumes(call):
+def test_ctrl_c_keeps_the_rounds_and_resumes(call, start_process):
     words = [sys.executable, "-m", "fedloom", "run", "local", "--rounds", "100000",
              "--clients", "4", "--out", "long"]  # fmt: skip
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    process = start_process(words, stderr=subprocess.PIPE)
     lines = Path("long/rounds.jsonl")
     while process.poll() is None and not (lines.exists() and lines.read_text().count("\n") > 3):
         time.sleep(0.05)

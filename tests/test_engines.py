@@ -174,8 +174,8 @@ def alive(pid):
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
-def test_no_worker_outlives_its_run(in_tmp, end):
-    process = subprocess.Popen([*LONG, "long"], stderr=subprocess.DEVNULL)
+def test_no_worker_outlives_its_run(in_tmp, end, start_process):
+    process = start_process([*LONG, "long"], stderr=subprocess.DEVNULL)
     lines = in_tmp / "long" / "rounds.jsonl"
     while process.poll() is None and not (lines.exists() and lines.read_text().count("\n") > 2):
         time.sleep(0.05)
