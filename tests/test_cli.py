@@ -131,6 +131,24 @@ BAD = {
     "diverged": (("run", "fedavg", "--lr", "1e30"), "Lower --lr"),
     "plot": (("data", "show", "digits", "--plot", "x.abc"), "x.abc"),
     "newcomers": (("run", "fedavg", "--newcomers", 2, "--test-share", 0), "test"),
+    "newcomer classes": (("run", "fedavg", "--newcomers", 2, "--newcomer-classes", 11), "10"),
+    "a world of clients": (("run", "fedavg", "--clients", 10**24), "less than or equal"),
+    "a world of data": (("run", "fedavg", "--clients", 10**9), "samples"),
+    "schedule that explodes": (("run", "fedavg", "--lr-schedule", "exp:1e30"), "smaller factor"),
+    "schedule below zero": (("run", "fedavg", "--lr-schedule", "exp:-1"), "above 0"),
+    "schedule near": (("run", "fedavg", "--lr-schedule", "cosin"), "Did you mean 'cosine'?"),
+    "augment near": (("run", "fedavg", "--augment", "flop"), "Did you mean 'flip'?"),
+    "crop": (("run", "fedavg", "--augment", "crop:8"), "padding"),
+    "law": (("run", "fedavg", "--partition", "quantity:zipff"), "Did you mean 'zipf'?"),
+    "precision": (("run", "fedavg", "--precision", "bf61"), "Did you mean 'bf16'?"),
+    "threads": (("run", "fedavg", "--threads", 10**6), "less than or equal"),
+    "device name": (("run", "fedavg", "--device", "cudaa"), "Did you mean 'cuda'?"),
+    "overwrite nothing": (("run", "fedavg", "--overwrite"), "--out"),
+    "overwrite and resume": (("run", "fedavg", "--overwrite", "--resume", "--out", "x"), "one of"),
+    "two methods": (("run", "fedavg", "--set", "method=local"), "local"),
+    "resume what": (("run", "fedavg", "--resume"), "--resume --out"),
+    "picture after a run": (("run", "fedavg", "--rounds", 10**6, "--plot", "x.foo"), "x.foo"),
+    "picture without name": (("run", "fedavg", "--rounds", 10**6, "--plot", "."), "ends in"),
 }
 
 
@@ -157,7 +175,7 @@ def test_debug_shows_the_traceback(in_tmp):
     assert done.returncode != 0
 
 
-@pytest.mark.parametrize("content", ["- a\n- b", "lr: [", "\x00"])
+@pytest.mark.parametrize("content", ["- a\n- b", "lr: [", "\x00", "lr: 1\nlr: 2"])
 def test_bad_config_files(call, content):
     Path("c.yaml").write_text(content)
     done = call("run", "fedavg", "--config", "c.yaml")
@@ -184,7 +202,7 @@ def test_ctrl_c_keeps_the_rounds_and_resumes(call, start_process):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "--resume" in errors
+    assert "fedloom run --resume --out long" in errors
     assert "Traceback" not in errors
     done = len(fedloom.load("long").rounds)
     assert done > 3
@@ -234,3 +252,51 @@ def test_data_files_of_ones_own(call):
     assert done.returncode == 2
     assert "bad.npz" in done.stderr
     assert "Traceback" not in done.stderr
+    np.save("one.npy", np.zeros(3))
+    Path("one.npy").rename("one.npz")
+    assert "not a .npz file" in call("run", "fedavg", *SMALL, "--data", "one.npz").stderr
+    np.savez("last.npz", x=np.zeros((60, 9, 9, 3), np.uint8), y=np.arange(60) % 3)
+    assert "transpose(0, 3, 1, 2)" in call("run", "fedavg", *SMALL, "--data", "last.npz").stderr
+    x = np.zeros((60, 9, 9))
+    x[3] = np.nan
+    np.savez("nan.npz", x=x, y=np.arange(60) % 3)
+    assert "image 3." in call("run", "fedavg", *SMALL, "--data", "nan.npz").stderr
+
+
+def test_resume_finds_the_run_with_the_same_settings(call):
+    first = (*SMALL, "--lr", 0.1)
+    assert call("run", "fedavg", *first).returncode == 0
+    assert call("run", "fedavg", *SMALL, "--lr", 0.2).returncode == 0
+    before = [
+        fedloom.load(f"runs/{name}").rounds for name in ("fedavg-digits-s0", "fedavg-digits-s0-2")
+    ]
+    assert call("run", "fedavg", *first, "--resume", "--set", "rounds=5").returncode == 0
+    assert len(fedloom.load("runs/fedavg-digits-s0").rounds) == 5 > len(before[0])
+    assert fedloom.load("runs/fedavg-digits-s0-2").rounds.equals(before[1])
+    fewer = call("run", "fedavg", *first, "--resume", "--set", "rounds=1")
+    assert "can't go back" in fewer.stderr
+    assert "runs/fedavg-digits-s0-2" in call("run", "fedavg", "--resume").stderr
+
+
+def test_a_comparison_and_a_run_are_told_apart(call):
+    assert call("run", "fedavg", *SMALL, "--out", "one").returncode == 0
+    assert "single run" in call("compare", "fedavg", *SMALL, "--out", "one").stderr
+    assert call("compare", "fedavg", *SMALL, "--seeds", 1, "--out", "many").returncode == 0
+    assert "many/fedavg-s0" in call("show", "many").stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_output_that_cant_be_written_gets_a_sentence(in_tmp):
+    words = [sys.executable, "-m", "fedloom", "data", "list"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: No space left")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_closed_stdout_is_no_reason_to_fail(in_tmp):
+    words = " ".join(["exec", sys.executable, "-m", "fedloom", "run", "local", *map(str, SMALL)])
+    done = subprocess.run(f"{words} --out o >&-", shell=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(fedloom.load("o").rounds)

@@ -253,7 +253,7 @@ def test_a_full_disk_loses_nothing(quick, monkeypatch):
     def full(*args, **kwargs):
         calls["n"] += 1
         if calls["n"] == 3:
-            raise OSError(28, "No space left on device")
+            raise safetensors.SafetensorError("I/O error: No space left (os error 28)")
         return original(*args, **kwargs)
 
     whole = quick(rounds=5)
@@ -288,3 +288,38 @@ def test_damaged_files_of_a_run_are_named(quick, name, content):
     (result.path / name).write_bytes(content)
     with pytest.raises(FedloomError, match=rf"{name}' is damaged"):
         print_result(fedloom.load(result.path), details=True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda lines: [*lines[:1], b'{"round": 2, "par\n', *lines[2:]],
+        lambda lines: [*lines[:1], b"\xff\xfe\n", *lines[2:]],
+        lambda lines: [*lines[:1], b"7\n", *lines[2:]],
+        lambda lines: [*lines[:1], *lines[2:]],
+        lambda lines: [],
+    ],
+    ids=["torn", "no text", "no record", "gap", "empty"],
+)
+def test_damaged_records_are_never_thrown_away(quick, damage):
+    result = quick(rounds=4)
+    file = result.path / "rounds.jsonl"
+    damaged = b"".join(damage(file.read_bytes().splitlines(keepends=True)))
+    file.write_bytes(damaged)
+    with pytest.raises(FedloomError, match=r"rounds.jsonl' is damaged"):
+        quick(rounds=6, out=result.path, resume=True)
+    assert file.read_bytes() == damaged
+
+
+def test_a_damaged_checkpoint_is_not_taken_for_a_good_one(quick):
+    result = quick(rounds=3)
+    file = next((result.path / "checkpoints").glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    for use in (result.model, lambda: quick(rounds=4, out=result.path, resume=True)):
+        with pytest.raises(FedloomError, match=r"round-000003.safetensors' is damaged"):
+            use()
+    file.unlink()
+    file.parent.rmdir()
+    same_runs(quick(rounds=4), quick(rounds=4, out=result.path, resume=True))

@@ -1,5 +1,22 @@
-"""`python -m fedloom`."""
+"""The console script, and `python -m fedloom`: what must hold before anything else is imported."""
 
-from fedloom.cli import main
+import os
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; Ctrl-C during its imports gets a sentence too."""
+    for name in ("stdout", "stderr"):  # closed, as daemons leave them
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    try:
+        from fedloom.cli import main as command_line
+
+        command_line()
+    except KeyboardInterrupt:
+        print("Error: Interrupted before anything began.", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -45,15 +45,24 @@ def main() -> None:
         if debug:
             raise
         _fail(str(e), e.exit_code)
-    except KeyboardInterrupt:
-        _fail("Interrupted. Nothing that was finished is lost.", 130)
+    except SystemExit as e:
+        if e.code == 130:  # typer's, for Ctrl-C
+            _fail("Interrupted. Nothing that was finished is lost.", 130)
+        raise
+    except MemoryError as e:
+        if debug:
+            raise
+        _fail(f"There is not enough memory for this: {e}. Use fewer clients or samples.", 1)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
     except OSError as e:
-        if debug or e.filename is None:
+        if debug:
             raise
-        _fail(f"{e.strerror or e}: '{e.filename}'.", 1)
+        with suppress(OSError):
+            sys.stdout.close()  # it may be what can't be written
+        where = "" if e.filename is None else f": '{e.filename}'"
+        _fail(f"{e.strerror or e}{where}.", 1)
 
 
 def _fail(text: str, code: int) -> None:
@@ -111,7 +120,12 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
 
             given = {n: v for n in names if (v := words.pop(n)) is not None}
             file, pairs = words.pop("config"), words.pop("set_")
-            layers = [read_config(file) if file else {}, given, parse_settings(pairs or [])]
+            chosen, named = parse_settings(pairs or []), words.get("method")
+            if named is not None and chosen.get("method", named) != named:
+                raise FedloomError(
+                    f"The method is {named}, and --set says {chosen['method']}: give one of them."
+                )
+            layers = [read_config(file) if file else {}, given, chosen]
             command(**words, settings=merge(*layers))
 
         kept = [p for p in own.parameters.values() if p.name != "settings"]
@@ -148,6 +162,15 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
     return decorate
 
 
+def _picture(file: Path | None) -> Path | None:
+    """A picture that can't be written is refused before a long run, not after it."""
+    if file is not None:
+        from fedloom.report.plots import check_picture
+
+        check_picture(file)
+    return file
+
+
 Out = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--out", help="Directory to write to.", show_default="a new one under runs/"),
@@ -156,7 +179,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last whol
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
 Plot = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--plot", metavar="FILE.png", help="Save a picture."),
+    typer.Option("--plot", metavar="FILE.png", help="Save a picture.", callback=_picture),
 ]
 
 
@@ -243,7 +266,7 @@ def compare(
     for key in ("method", "params", "seed"):
         settings.pop(key, None)  # of a run's config: here they are arguments
     progress = Progress(runs=len(methods) * seeds)
-    with _resumable(progress):
+    with _resumable(progress, comparing=True):
         comparison = compare_methods(
             methods, seeds=seeds, seed=seed, out=out, resume=resume, overwrite=overwrite,
             watchers=[progress], **settings,
@@ -344,6 +367,10 @@ def data_show(
         print(f"\nPicture: {plot}")
 
 
+class _Interrupted(FedloomError):
+    exit_code = 130
+
+
 def _stored_method(out: Path) -> str:
     from fedloom.experiment.result import Result
 
@@ -351,10 +378,16 @@ def _stored_method(out: Path) -> str:
 
 
 @contextmanager
-def _resumable(progress: Any) -> Iterator[None]:
+def _resumable(progress: Any, *, comparing: bool = False) -> Iterator[None]:
     """Ctrl-C ends with how to go on."""
+    from fedloom.experiment.api import Stopped
+
     try:
         yield
-    except KeyboardInterrupt:
+    except Stopped as stopped:
         progress.end()
-        _fail("Interrupted; finished rounds are kept. The same command with --resume goes on.", 130)
+        where = stopped.path.parent if comparing else stopped.path
+        what = "the same command with" if comparing else "fedloom run"
+        raise _Interrupted(
+            f"Interrupted; finished rounds are kept. Go on: {what} --resume --out {where}"
+        ) from None

@@ -19,6 +19,11 @@ class FedloomError(Exception):
 def unknown(kind: str, given: str, valid: Iterable[str]) -> FedloomError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(valid)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f"Did you mean '{near[0]}'? " if near else ""
+    hint = nearest(given, names)
     return FedloomError(f"Unknown {kind} '{given}'. {hint}Valid: {', '.join(names) or 'none'}.")
+
+
+def nearest(given: str, valid: Iterable[str]) -> str:
+    """A sentence that names the valid word nearest to the given one, if one is near."""
+    near = difflib.get_close_matches(given, list(valid), n=1, cutoff=0.5)
+    return f"Did you mean '{near[0]}'? " if near else ""

@@ -19,6 +19,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedloom.errors import FedloomError, unknown
 
@@ -134,6 +135,11 @@ class Layout:
     def of(module: nn.Module, extras: Iterable[str] = ()) -> Layout:
         """The layout of `module`; each of `extras` adds a column to every trainable weight."""
         params = dict(module.named_parameters())
+        if any(is_lazy(p) for p in params.values()):
+            raise FedloomError(
+                f"{type(module).__name__} has lazy layers, whose shapes are not known yet. Run a "
+                "batch through it before the factory returns it, or give the sizes."
+            )
         trainable = {n: p for n, p in params.items() if p.requires_grad}
         frozen = {n: p for n, p in params.items() if not p.requires_grad}
         dtypes = {p.dtype for p in params.values()}

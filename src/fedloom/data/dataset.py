@@ -125,6 +125,7 @@ def set_aside(
 ) -> Dataset:
     """A data set whose test part is a stratified share of its images."""
     _check_labels(f"The labels of '{name}'", y, len(x), len(classes))
+    _check_images(f"The images of '{name}'", x)  # by the user's own numbers
     test = stratified(y, test_share, seed)
     return measured(name, x[~test], y[~test], x[test], y[test], classes)
 
@@ -151,7 +152,20 @@ def _as_images(what: str, x: npt.ArrayLike) -> np.ndarray:
         return images[:, None, None, :]
     if images.ndim == 3:
         return images[:, None, :, :]
+    if images.ndim == 4:
+        _check_order(what, images.shape)
     return images
+
+
+def _check_order(what: str, shape: tuple[int, ...]) -> None:
+    """Refuse what is very likely (N, H, W, C): it would train, on nonsense."""
+    _, first, second, last = shape
+    coloured = last in (3, 4) and min(first, second) > 4
+    if coloured or (last == 1 and first == second > 4):
+        raise FedloomError(
+            f"{what} have shape {shape}, which looks like (N, H, W, C). Give (N, C, H, W): "
+            "x.transpose(0, 3, 1, 2)."
+        )
 
 
 def _as_labels(y: Labels) -> list[Hashable]:

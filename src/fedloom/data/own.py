@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedloom.data.dataset import Dataset, from_arrays, measured, set_aside
-from fedloom.data.formats import read_image_folder
+from fedloom.data.formats import open_npz, read_image_folder
 from fedloom.data.options import Value, integer, number, sizes
 from fedloom.errors import FedloomError
 
@@ -33,7 +31,7 @@ def from_tuple(arrays: Sequence[Any], *, test_share: Value = 0.2, seed: Value = 
 def from_npz(path: Path, *, test_share: Value = 0.2, seed: Value = 0) -> Dataset:
     """A NumPy file with the arrays x and y, or x_train and y_train, and perhaps x_test, y_test."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_npz(path) as file:
             held = {key.replace("_train", ""): file[key] for key in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise FedloomError(f"Cannot read {path}: {error}") from None

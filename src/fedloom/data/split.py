@@ -133,6 +133,10 @@ class Federation:
         y, n_classes = self.dataset.y, self.dataset.n_classes
         taken = self.partition.class_sets(y, n_classes)
         present = frozenset(np.unique(y[pool]).tolist())
+        if k > len(present):
+            raise FedloomError(
+                f"newcomer_classes is {k}, but the clients' test data has {len(present)} classes."
+            )
         if sum(len(held) == k and held <= present for held in taken) == comb(len(present), k):
             raise FedloomError(
                 f"Newcomers need a combination of {k} classes that no client has, but the clients "

@@ -1,7 +1,7 @@
 """From stored images to batches: picked by index, augmented, normalised, on the device.
 
-Images stay uint8 (or memory-mapped) until they are used. The whole of a small client's data is
-normalised once; larger sets, and all augmented ones, batch by batch: the same values either way.
+Images stay uint8 (or memory-mapped) until a batch of them is used. A small client's are read
+once a round; larger sets batch by batch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fedloom.data.dataset import Images
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, nearest
 from fedloom.local.rule import Batch
 
-_AT_ONCE = 32 * 2**20  # values of one client that are normalised at once (128 MB)
+_AT_ONCE = 128 * 2**20  # values of one client that are read at once
 
 AUGMENTS = "none | flip | crop:PIXELS | flip+crop:PIXELS"
 
@@ -42,7 +42,8 @@ class Augment:
             elif name == "crop" and pixels.isdigit() and int(pixels) > 0:
                 crop = int(pixels)
             elif spec != "none":
-                raise FedloomError(f"'{spec}' is not an augmentation. Valid: {AUGMENTS}.")
+                hint = "" if name in ("flip", "crop") else nearest(name, ("none", "flip", "crop"))
+                raise FedloomError(f"'{spec}' is not an augmentation. {hint}Valid: {AUGMENTS}.")
         return Augment(flip, crop)
 
     def __bool__(self) -> bool:
@@ -66,7 +67,11 @@ class Augment:
 
 
 class Source:
-    """One array of images with labels, and how to normalise it."""
+    """One array of images with labels, and how to normalise it.
+
+    Raw images travel as flat rows, in the order in which the model wants their values in memory:
+    with `channels_last`, colour by colour of each pixel, as convolutions on CPUs like it.
+    """
 
     def __init__(
         self,
@@ -75,27 +80,45 @@ class Source:
         mean: tuple[float, ...],
         std: tuple[float, ...],
         device: torch.device,
+        channels_last: bool = False,
     ) -> None:
         self.x, self.y, self.device = x, y, device
+        self._shape, self._channels_last = tuple(x.shape[1:]), channels_last
         per_unit = 255.0 if x.dtype == np.uint8 else 1.0
-        shape = (1, -1, 1, 1)
-        self._scale = torch.tensor([1 / (per_unit * s) for s in std], device=device).view(shape)
-        self._shift = torch.tensor(
-            [m / s for m, s in zip(mean, std, strict=True)], device=device
-        ).view(shape)
+        self._scale = self._flat_image([1 / (per_unit * s) for s in std])
+        self._shift = self._flat_image([m / s for m, s in zip(mean, std, strict=True)])
 
     def take(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Raw images and labels."""
+        """Raw images as flat rows, and labels."""
         x = torch.from_numpy(np.ascontiguousarray(self.x[indices])).to(self.device)
         y = torch.from_numpy(self.y[indices].astype(np.int64)).to(self.device)
-        return x, y
+        return self.flat(x), y
 
-    def normalise(self, x: Tensor) -> Tensor:
-        return x.to(torch.float32).mul_(self._scale).sub_(self._shift)
+    def flat(self, images: Tensor) -> Tensor:
+        if self._channels_last:
+            images = images.permute(0, 2, 3, 1)
+        return images.reshape(len(images), -1)
+
+    def images(self, flat: Tensor) -> Tensor:
+        """The same values, as (N, C, H, W)."""
+        c, h, w = self._shape
+        if self._channels_last:
+            return flat.view(-1, h, w, c).permute(0, 3, 1, 2)
+        return flat.view(-1, c, h, w)
+
+    def normalise(self, flat: Tensor) -> Tensor:
+        values = flat.to(torch.float32)
+        values = values * self._scale if values is flat else values.mul_(self._scale)
+        return self.images(values.sub_(self._shift))
 
     def batch(self, indices: np.ndarray) -> Batch:
         x, y = self.take(indices)
-        return Batch(self.normalise(x.clone() if x.dtype == torch.float32 else x), y)
+        return Batch(self.normalise(x), y)
+
+    def _flat_image(self, values: list[float]) -> Tensor:
+        """A value per channel, as the row of an image of them."""
+        image = torch.tensor(values, dtype=torch.float32, device=self.device).view(1, -1, 1, 1)
+        return self.flat(image.expand(1, *self._shape).contiguous())[0]
 
 
 class Shelf:
@@ -108,20 +131,26 @@ class Shelf:
         augment: Augment,
         rng: np.random.Generator | None,
     ) -> None:
-        self._source, self._indices, self._augment, self._rng = source, indices, augment, rng
-        self.whole: Batch | None = None  # all of it, normalised
+        self.source, self._indices, self._augment, self._rng = source, indices, augment, rng
+        self.raw: tuple[Tensor, Tensor] | None = None  # all of it, if that is little enough
         size = len(indices) * int(np.prod(source.x.shape[1:]))
-        if not augment and size <= _AT_ONCE:
-            self.whole = source.batch(indices)
+        if size <= _AT_ONCE:
+            self.raw = source.take(indices)
 
     def __len__(self) -> int:
         return len(self._indices)
 
+    @property
+    def whole(self) -> tuple[Tensor, Tensor] | None:
+        """All raw rows and labels, if batches are no more than some of them."""
+        return None if self._augment else self.raw
+
     def batch(self, positions: np.ndarray) -> Batch:
-        if self.whole is not None:
-            at = torch.from_numpy(positions).to(self._source.device)
-            return Batch(self.whole.x[at], self.whole.y[at])
-        x, y = self._source.take(self._indices[positions])
+        if self.raw is not None:
+            at = torch.from_numpy(positions).to(self.source.device)
+            x, y = self.raw[0].index_select(0, at), self.raw[1].index_select(0, at)
+        else:
+            x, y = self.source.take(self._indices[positions])
         if self._augment and self._rng is not None:
-            x = self._augment.apply(x, self._rng)
-        return Batch(self._source.normalise(x), y)
+            x = self.source.flat(self._augment.apply(self.source.images(x), self._rng))
+        return Batch(self.source.normalise(x), y)

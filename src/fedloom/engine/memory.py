@@ -11,6 +11,7 @@ import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of <malloc.h>
 _BYTES = 512 * 2**20
+_BYTES_BEFORE = 32 * 2**20  # the highest mmap threshold that older versions take
 
 
 def keep_freed_memory() -> None:
@@ -22,4 +23,4 @@ def keep_freed_memory() -> None:
     except AttributeError:  # musl
         return
     mallopt(_TRIM_THRESHOLD, _BYTES)
-    mallopt(_MMAP_THRESHOLD, _BYTES)
+    _ = mallopt(_MMAP_THRESHOLD, _BYTES) or mallopt(_MMAP_THRESHOLD, _BYTES_BEFORE)

@@ -223,13 +223,18 @@ class Processes(Engine):
                 job = pipe.recv()
             except (EOFError, OSError):
                 os._exit(0)
+            answer: tuple[str, Any]
             try:
                 inner = inner or self._inner(self.setting)
-                pipe.send(("done", self._do(inner, job)))
+                answer = "done", self._do(inner, job)
             except FedloomError as e:
-                pipe.send(("error", e))
+                answer = "error", e
             except Exception:
-                pipe.send(("error", RuntimeError(f"in a worker:\n{traceback.format_exc()}")))
+                answer = "error", RuntimeError(f"in a worker:\n{traceback.format_exc()}")
+            try:
+                pipe.send(answer)
+            except OSError:  # the parent is gone
+                os._exit(0)
 
     def _do(self, inner: Engine, job: tuple[Any, ...]) -> Any:
         if job[0] == "score":

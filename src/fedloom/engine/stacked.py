@@ -64,7 +64,7 @@ class Stacked(Engine):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._worker = Worker(setting)
+        self._worker = Worker(setting, stacks=True)
 
     def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
         jobs = [self._worker.prepare(task, int(c), r) for c, r in zip(clients, rows, strict=True)]
@@ -197,7 +197,7 @@ class Stacked(Engine):
 class _Reader:
     """Stacks the next batch of every active client, padded to the longest.
 
-    Clients whose data is normalised already are read from one tensor with one look-up.
+    Clients whose images are in memory are read from one tensor with one look-up.
     """
 
     def __init__(self, jobs: list[Job], parts: Sequence[str]) -> None:
@@ -207,8 +207,8 @@ class _Reader:
             wholes = [job.shelves[part].whole for job in jobs]
             ready = [w for w in wholes if w is not None]
             if len(ready) == len(jobs):
-                first = np.cumsum([0, *(len(w.y) for w in ready[:-1])])
-                x, y = torch.cat([w.x for w in ready]), torch.cat([w.y for w in ready])
+                first = np.cumsum([0, *(len(y) for _, y in ready[:-1])])
+                x, y = torch.cat([x for x, _ in ready]), torch.cat([y for _, y in ready])
                 self._flat[part] = (x, y, first)
 
     def batch(self, step: int, active: int) -> tuple[Stack, np.ndarray]:
@@ -243,8 +243,8 @@ class _Reader:
         if (counts < width).any():
             weight = torch.from_numpy(np.arange(width) < counts[:, None]).to(x)
         flat = at.view(-1)
-        shape = at.shape
-        return x.index_select(0, flat).view(*shape, *x.shape[1:]), y[flat].view(shape), weight
+        images = self._jobs[0].shelves[part].source.normalise(x.index_select(0, flat))
+        return images.view(*at.shape, *images.shape[1:]), y[flat].view(at.shape), weight
 
 
 def _pad(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:

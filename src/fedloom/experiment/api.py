@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ def run(
     from its last whole round. `lenient` lets a method pass over settings that its definition fixes.
     """
     plan = _plan(method, {**settings, "data": data, "model": model}, lenient=lenient)
-    store = RunStore(Path(out) if out is not None else default_out(plan.config, resume))
+    _check_flags(out, resume, overwrite)
+    store = RunStore(Path(out) if out is not None else _default_out(plan.config, resume))
     if resume:
         RunStore.open(store.path)
         with store.held():
@@ -89,7 +91,11 @@ def compare(
     for key in settings:
         if not any(key in own for _, _, own in plans):
             raise unknown("setting", key, Config.model_fields)
-    folder = Path(out) if out is not None else _free(Path("runs") / "compare", resume)
+    _check_flags(out, resume, overwrite)
+    taken, free = _numbered(Path("runs") / "compare")
+    folder = Path(out) if out is not None else taken[-1] if resume and taken else free
+    if RunStore(folder).exists:
+        raise FedloomError(f"'{folder}' is a single run. Choose another --out for the comparison.")
     todo = [
         (method, label, own, seed + i, folder / _slug(f"{label}-s{seed + i}"))
         for i in range(seeds)
@@ -117,19 +123,53 @@ def load(path: str | Path) -> Result:
     return Result(path)
 
 
-def default_out(config: Config, resume: bool = False) -> Path:
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C during a run; what was finished is in `path`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.path = path
+
+
+def _check_flags(out: str | Path | None, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise FedloomError(
+            "--resume goes on with a run and --overwrite drops it: give one of them."
+        )
+    if overwrite and out is None:
+        raise FedloomError("--overwrite would do nothing: without --out, runs get a new directory.")
+
+
+def _default_out(config: Config, resume: bool) -> Path:
+    """A new directory under runs/; to resume, the newest that was started with these settings."""
     method = Path(config.method.partition(":")[0]).stem
     data = Path(config.data).stem
-    return _free(Path("runs") / _slug(f"{method}-{data}-s{config.seed}"), resume)
+    taken, free = _numbered(Path("runs") / _slug(f"{method}-{data}-s{config.seed}"))
+    if not resume:
+        return free
+    wanted = config.model_dump(exclude={"rounds"})
+    for path in reversed(taken):
+        store = RunStore(path)
+        if store.exists and {**store.config(), "rounds": 0} == {**wanted, "rounds": 0}:
+            return path
+    there = f"{', '.join(str(p) for p in taken[-3:])} had others" if taken else "there is none yet"
+    raise FedloomError(
+        f"No run under runs/ was started with these settings ({there}). Say which one goes on: "
+        "--resume --out runs/NAME."
+    )
 
 
-def _free(base: Path, resume: bool) -> Path:
-    """`base`, or with a number behind it: the first that is free, or the last that is not."""
-    names = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 10_000))]
-    taken = 0
-    while taken < len(names) and names[taken].exists():
-        taken += 1
-    return names[max(taken - 1, 0)] if resume else names[taken]
+def _numbered(base: Path) -> tuple[list[Path], Path]:
+    """`base` and the same with numbers behind it: those that are there, and the first free one."""
+    taken: list[Path] = []
+    names = itertools.chain(
+        [base], (base.with_name(f"{base.name}-{i}") for i in itertools.count(2))
+    )
+    for name in names:
+        if not name.exists():
+            return taken, name
+        taken.append(name)
+    raise AssertionError
 
 
 def _slug(text: str) -> str:
@@ -182,6 +222,8 @@ def _walk(
 ) -> Result:
     try:
         Runner(experiment, store, watchers).run(done)
+    except KeyboardInterrupt:
+        raise Stopped(store.path) from None
     except OSError as e:
         if e.errno != errno.ENOSPC:
             raise
@@ -224,6 +266,7 @@ def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
 def _reopen(store: RunStore, plan: _Plan) -> int:
     """Check that a run may go on as asked, cut it to its last whole round, and count its rounds."""
     before = store.config()
+    make_config(before, type(plan.options))  # it must still be a valid config
     after = plan.config.model_dump()
     for key in sorted(plan.given & set(after)):
         if before.get(key) != after[key] and key != "rounds":
@@ -231,13 +274,18 @@ def _reopen(store: RunStore, plan: _Plan) -> int:
                 f"'{store.path}' was started with {key}={before.get(key)}, not {after[key]}. "
                 f"Resume it without {key}, or start a new run."
             )
+    done = int(store.checkpoint()[1]["round"]) if store.has_checkpoint() else 0
     if "rounds" in plan.given and after["rounds"] != before["rounds"]:
+        if after["rounds"] < done:
+            raise FedloomError(
+                f"'{store.path}' has {done} rounds already and can't go back to "
+                f"{after['rounds']}. Start a new run."
+            )
         if before["lr_schedule"].startswith("cosine"):
             raise FedloomError(
                 "A cosine schedule depends on the number of rounds, so a run can't be changed "
                 f"from {before['rounds']} to {after['rounds']} rounds and still be the same run."
             )
         store.reconfigure(Config(**{**before, "rounds": after["rounds"]}).dump())
-    done = int(store.checkpoint()[1]["round"]) if store.has_checkpoint() else 0
     store.cut(done)
     return done

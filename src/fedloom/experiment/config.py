@@ -72,10 +72,21 @@ def _sentence(error: ValidationError) -> FedloomError:
     return FedloomError(f"{name}={first.get('input')!r} is not valid: {message} ({name}: {about}).")
 
 
+class _Strict(yaml.SafeLoader):
+    """YAML without a key that is given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.YAMLError(f"'{name}' is given twice")
+        return super().construct_mapping(node, deep)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Settings from a YAML file."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _Strict)
     except FileNotFoundError:
         raise FedloomError(f"There is no config file '{path}'.") from None
     except (OSError, UnicodeDecodeError) as e:

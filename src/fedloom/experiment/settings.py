@@ -8,13 +8,18 @@ used: the command line's help is made from this class.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from fedloom.errors import FedloomError, unknown
 
 if TYPE_CHECKING:
     from fedloom.local import Budget, Optimiser
+
+
+LARGEST_RATE = 1e30  # nothing learns at such a rate; beyond it floats overflow
 
 
 class Config(BaseModel):
@@ -29,7 +34,7 @@ class Config(BaseModel):
 
     data: str = Field("digits", description="data set name, .npz file or folder of images")
     data_options: dict[str, Any] = Field({}, description="options of the data set")
-    clients: int = Field(50, ge=1, description="number of registered clients")
+    clients: int = Field(50, ge=1, le=10**9, description="number of registered clients")
     partition: str = Field("dirichlet:0.5", description="who holds what")
     pool: bool = Field(False, description="pool the train and test files before dealing (S1)")
     test_share: float = Field(
@@ -39,7 +44,7 @@ class Config(BaseModel):
         0.2, ge=0, lt=1, description="share of a part that is support, the rest is query"
     )
     newcomers: int = Field(
-        0, ge=0, description="clients that take no part in training, scored apart"
+        0, ge=0, le=10**9, description="clients that take no part in training, scored apart"
     )
     newcomer_classes: int = Field(
         2, ge=1, description="classes of a newcomer, in combinations nobody trained on"
@@ -85,16 +90,22 @@ class Config(BaseModel):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     engine: str = Field("auto", description="auto, serial, stacked, processes or ray")
     workers: int = Field(
-        0, ge=0, description="processes or threads to train with; 0: as many as there are cores"
+        0,
+        ge=0,
+        le=1024,
+        description="processes or threads to train with; 0: as many as there are cores",
     )
-    precision: Literal["fp32", "bf16"] = Field(
+    precision: str = Field(
         "fp32", description="fp32, or bf16 for forward and backward passes (weights stay fp32)"
     )
     ray_address: str | None = Field(
         None, description="a Ray cluster for --engine ray; none: one on this machine"
     )
     threads: int = Field(
-        1, ge=1, description="CPU threads of one training step; other numbers may change last bits"
+        1,
+        ge=1,
+        le=1024,
+        description="CPU threads of one training step; other numbers may change last bits",
     )
     checkpoint_every: int = Field(1, ge=1, description="keep the state after every so many rounds")
 
@@ -145,6 +156,28 @@ class Config(BaseModel):
 
         Schedule(value)
         return value
+
+    @field_validator("precision")
+    @classmethod
+    def _precision(cls, value: str) -> str:
+        if value not in ("fp32", "bf16"):
+            raise unknown("precision", value, ("fp32", "bf16"))
+        return value
+
+    @model_validator(mode="after")
+    def _rates(self) -> Config:
+        from fedloom.local import Schedule
+
+        try:
+            last = self.lr * Schedule(self.lr_schedule).factor(self.rounds, self.rounds)
+        except OverflowError:
+            last = math.inf
+        if last > LARGEST_RATE:
+            raise FedloomError(
+                f"lr_schedule={self.lr_schedule} raises the learning rate from {self.lr:g} to "
+                f"{last:g} in round {self.rounds}. Give a smaller factor."
+            )
+        return self
 
     @property
     def participants(self) -> int:

@@ -15,7 +15,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.split import Federation, federate
 from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.settings import Config
@@ -26,6 +26,8 @@ from fedloom.method import Method
 from fedloom.models import Factory, build, choose
 from fedloom.models.norm import has_batch_norm, has_static_norm
 from fedloom.select import Whole
+
+DEVICES = ("cpu", "cuda", "mps")
 
 
 @dataclass
@@ -46,14 +48,20 @@ class Experiment:
 
 
 def pick_device(name: str) -> torch.device:
+    """The device of this name; `auto` is a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in DEVICES or (number and not number.isdigit()):
+        raise unknown("device", name, ("auto", *DEVICES, "cuda:0"))
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as e:
-        reason = str(e).splitlines()[0]
-        raise FedloomError(f"The device '{name}' can't be used here: {reason}") from None
+    except (RuntimeError, AssertionError, NotImplementedError) as e:
+        reason = str(e).splitlines()[0].partition(". ")[0][:120]
+        raise FedloomError(
+            f"The device '{name}' can't be used here: {reason}. Use --device cpu, or auto."
+        ) from None
     return device
 
 
@@ -83,11 +91,13 @@ def prepare(
     config: Config, method: Method, *, data: Any = None, model: Factory | None = None
 ) -> Experiment:
     """Build and check everything before any long work begins."""
-    capacities = _capacities(config, method)
+    _check_capacities(config, method)
     device = pick_device(config.device)
     dataset = load_dataset(config, data)
     federation = make_federation(config, dataset)
     dataset = federation.dataset
+    capacities = _capacities(config)
+    augment = _augment(config, dataset)
     factory = model or model_factory(config.model)
     shape, classes = dataset.shape, dataset.n_classes
     make = partial(build, factory, shape, classes, config.seed, config.model_options)
@@ -102,7 +112,7 @@ def prepare(
         federation=federation,
         device=device,
         seed=config.seed,
-        augment=Augment.parse(config.augment),
+        augment=augment,
         capacities=capacities,
         extras=tuple(method.local.extras),
         pools=method.topology.pools,
@@ -146,16 +156,30 @@ def prepare(
     )
 
 
-def _capacities(config: Config, method: Method) -> np.ndarray:
+def _augment(config: Config, dataset: Dataset) -> Augment:
+    augment = Augment.parse(config.augment)
+    side = min(dataset.shape[1:])
+    if augment.crop >= side:
+        raise FedloomError(
+            f"augment={config.augment} shifts images by up to {augment.crop} pixels, but they are "
+            f"only {side} wide: some would be all padding. Crop by less."
+        )
+    return augment
+
+
+def _check_capacities(config: Config, method: Method) -> None:
     capacities = Capacities.parse(config.capacities)
     if not capacities.whole and isinstance(method.select, Whole):
         raise FedloomError(
             f"capacities={config.capacities} would do nothing: {config.method} trains the whole "
             "model on every client. Leave it out, or choose a method with sub-models."
         )
-    # Newcomers have trained nothing; they count as able to hold the whole model.
-    newcomers = np.ones(config.newcomers)
-    return np.concatenate([capacities.assign(config.clients, config.seed), newcomers])
+
+
+def _capacities(config: Config) -> np.ndarray:
+    """Newcomers have trained nothing; they count as able to hold the whole model."""
+    clients = Capacities.parse(config.capacities).assign(config.clients, config.seed)
+    return np.concatenate([clients, np.ones(config.newcomers)])
 
 
 def _try(module: nn.Module, shape: tuple[int, int, int], classes: int) -> None:

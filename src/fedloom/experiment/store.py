@@ -8,10 +8,12 @@ stands behind the last whole checkpoint is cut off before a run goes on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import re
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 import pandas as pd
 import safetensors
 import safetensors.torch
+import torch
 import yaml
 from torch import Tensor
 
@@ -28,6 +31,8 @@ from fedloom.files import atomic_file, locked
 
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 _META = "fedloom"
+_SUM = "crc32"
+_WRITTEN = {"round", "participants", "seconds"}  # in every record
 _LOCK = ".lock"
 
 
@@ -54,7 +59,14 @@ class RunStore:
             what = (
                 "is not a run: it has no config.yaml" if store.path.exists() else "does not exist"
             )
-            raise FedloomError(f"'{path}' {what}. Runs are directories such as runs/NAME.")
+            inside = sorted(p.parent.name for p in store.path.glob("*/config.yaml"))
+            hint = f"It holds the runs {', '.join(inside)}" if inside else "Runs are directories"
+            hint += (
+                f": name one of them, such as {store.path / inside[0]}."
+                if inside
+                else (" such as runs/NAME.")
+            )
+            raise FedloomError(f"'{path}' {what}. {hint}")
         return store
 
     @contextmanager
@@ -113,9 +125,14 @@ class RunStore:
 
     def add_checkpoint(self, round: int, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Keep the state after `round`; the one before it is dropped once this one is whole."""
-        meta = {_META: json.dumps({"round": round, **about}, sort_keys=True)}
+        known = {"round": round, _SUM: _sum(tensors), **about}
+        meta = {_META: json.dumps(known, sort_keys=True)}  # one key: several have no fixed order
         with atomic_file(self._checkpoints / f"round-{round:06d}.safetensors") as part:
-            safetensors.torch.save_file(tensors, part, metadata=meta)
+            try:
+                safetensors.torch.save_file(tensors, part, metadata=meta)
+            except safetensors.SafetensorError as e:
+                full = "os error 28" in str(e)
+                raise OSError(errno.ENOSPC if full else errno.EIO, str(e)) from None
         for number, old in self._saved():
             if number < round:
                 old.unlink()
@@ -146,11 +163,20 @@ class RunStore:
         if not self.rounds_file.exists():
             return []
         out = []
-        for line in self.rounds_file.read_text(encoding="utf-8").splitlines():
+        lines = self.rounds_file.read_bytes().splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
             try:
-                out.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+                record = json.loads(line)
+            except ValueError:  # of JSON or of UTF-8
+                record = None
+            if not isinstance(record, dict) or not record.keys() >= _WRITTEN:
+                if number == len(lines) and not line.endswith(b"\n"):
+                    break
+                raise FedloomError(
+                    f"'{self.rounds_file}' is damaged: line {number} is not the record of a round. "
+                    "Nothing was changed. Mend the line, or start a new run."
+                )
+            out.append(record)
         return out
 
     def clients(self) -> pd.DataFrame:
@@ -167,13 +193,21 @@ class RunStore:
 
     def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest whole state and what is known about it."""
-        for _, file in reversed(self._saved()):
+        saved = self._saved()
+        for _, file in reversed(saved):
             try:
                 with safetensors.safe_open(file, framework="pt") as f:
                     tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
-                    return tensors, json.loads(f.metadata()[_META])
+                    about = json.loads(f.metadata()[_META])
+                    if about.pop(_SUM) == _sum(tensors):
+                        return tensors, about
             except (safetensors.SafetensorError, OSError, KeyError, TypeError):
                 continue
+        if saved:
+            raise FedloomError(
+                f"The checkpoint '{saved[-1][1]}' is damaged. Put a good copy in its place; or "
+                "delete it, and --resume trains all rounds anew."
+            )
         raise FedloomError(f"'{self.path}' has no whole checkpoint yet, so there is no model.")
 
     def has_checkpoint(self) -> bool:
@@ -181,8 +215,17 @@ class RunStore:
 
     def cut(self, round: int) -> None:
         """Forget everything after `round`, so that a resumed run writes it anew."""
+        known = [r["round"] for r in self.rounds() if r["round"] <= round]
+        if known != list(range(1, round + 1)):
+            raise FedloomError(
+                f"'{self.rounds_file}' is damaged: there is a checkpoint of round {round}, but not "
+                "a record of every round until then. Nothing was changed. Put a good copy in its "
+                "place; or delete the checkpoint too, and --resume trains all rounds anew."
+            )
         for torn in self.path.rglob(".*.tmp"):
             torn.unlink()
+        for folder in (self._checkpoints, self._parts):
+            folder.mkdir(exist_ok=True)
         lines = "".join(json.dumps(r) + "\n" for r in self.rounds() if r["round"] <= round)
         if self.rounds_file.exists() and self.rounds_file.read_text(encoding="utf-8") != lines:
             self._replace(self.rounds_file, lines.encode())
@@ -205,6 +248,15 @@ class RunStore:
     def _replace(file: Path, content: bytes) -> None:
         with atomic_file(file) as part:
             part.write_bytes(content)
+
+
+def _sum(tensors: dict[str, Tensor]) -> str:
+    """A checksum of all values, so that a damaged state is never taken for a good one."""
+    total = 0
+    for name in sorted(tensors):
+        values = tensors[name].contiguous().reshape(-1).view(torch.uint8)
+        total = zlib.crc32(values.numpy().data, total)
+    return f"{total:08x}"
 
 
 def _table(file: Path) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, nearest
 
 SCHEDULES = "constant | cosine[:FLOOR] | step:EVERY,FACTOR | exp:FACTOR"
 
@@ -36,17 +36,22 @@ class Schedule:
             match kind, args:
                 case "constant", []:
                     return 1.0
-                case "cosine", ([] | [_]):
+                case "cosine", ([] | [_]) if all(a >= 0 for a in args):
                     floor = args[0] if args else 0.0
                     angle = math.pi * (round - 1) / max(rounds, 1)
                     return floor + (1 - floor) * (1 + math.cos(angle)) / 2
-                case "step", [every, factor] if every >= 1:
+                case "step", [every, factor] if every >= 1 and factor > 0:
                     return factor ** ((round - 1) // every)
-                case "exp", [factor]:
+                case "exp", [factor] if factor > 0:
                     return factor ** (round - 1)
         except ValueError:
             pass
-        raise FedloomError(f"'{self.spec}' is not a learning-rate schedule. Valid: {SCHEDULES}.")
+        hint = nearest(kind, ("constant", "cosine", "step", "exp"))
+        hint = "" if kind in hint.split("'") else hint
+        raise FedloomError(
+            f"'{self.spec}' is not a learning-rate schedule. {hint}Valid: {SCHEDULES}, with "
+            "factors above 0."
+        )
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,26 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def check_picture(file: Path) -> None:
+    """Refuse a file that no picture can be written to, before the work for it begins."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    formats = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if file.suffix[1:] not in formats or file.is_dir():
+        raise FedloomError(
+            f"The picture can't be written to '{file}': give a file that ends in .png, .pdf or "
+            f"another of {', '.join(formats)}."
+        )
+
+
 def save(figure: Figure, file: Path) -> None:
     """Write a figure; the ending says the format."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+    check_picture(file)
     FigureCanvasAgg(figure)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, dpi=150)
-    except ValueError as e:
-        raise FedloomError(f"The picture can't be written to '{file}': {e}.") from None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=150)
 
 
 def plot_run(rounds: pd.DataFrame, clients: pd.DataFrame, title: str) -> Figure:

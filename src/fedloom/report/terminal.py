@@ -6,6 +6,7 @@ then, and tables without colour.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from fedloom.experiment.result import Result
     from fedloom.methods.registry import MethodOptions
 
-out = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+_fits = sys.stdout.isatty() or "COLUMNS" in os.environ
+out = Console(width=None if _fits else 140, highlight=False)
 err = Console(stderr=True, highlight=False)
 
 

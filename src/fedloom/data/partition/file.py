@@ -10,6 +10,8 @@ from fedloom.errors import FedloomError
 def deal(spec: Spec, task: Task) -> Partition:
     path = spec.argument
     loaded = Partition.load(path)
+    if not len(loaded):
+        raise FedloomError(f"The partition {path} has no clients.")
     if len(loaded) != task.clients:
         raise FedloomError(
             f"The partition {path} is for {len(loaded)} clients, not {task.clients}. "

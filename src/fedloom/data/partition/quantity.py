@@ -10,6 +10,7 @@ import numpy as np
 
 from fedloom.data.partition.deal import Partitioner, Spec, Task, counts
 from fedloom.data.partition.table import Partition
+from fedloom.errors import nearest
 
 LEAST = 2  # samples of the smallest client, where there are as many
 PARAMETER = {"lognormal": "sigma", "zipf": "a"}
@@ -18,7 +19,7 @@ PARAMETER = {"lognormal": "sigma", "zipf": "a"}
 def deal(spec: Spec, task: Task) -> Partition:
     law = spec.argument
     if law not in PARAMETER:
-        raise spec.wrong(f"there is no law '{law}'.")
+        raise spec.wrong(f"there is no law '{law}'. {nearest(law, PARAMETER)}".rstrip())
     parameter = PARAMETER[law]
     if foreign := spec.options.keys() - {parameter}:
         raise spec.wrong(f"{law} has the parameter {parameter}, not {foreign.pop()}.")

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedloom.data.formats import open_npz
 from fedloom.errors import FedloomError
 from fedloom.files import atomic_file
 
@@ -117,7 +118,7 @@ class Partition:
         path = _index_file(path)
         try:
             loaded = _read_json(path) if path.suffix == ".json" else _read_npz(path)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, OverflowError, EOFError, zipfile.BadZipFile) as error:
             raise FedloomError(f"Cannot read the partition {path}: {error}") from None
         if len(loaded.indices) and loaded.indices.min() < 0:
             raise FedloomError(
@@ -134,7 +135,7 @@ class Partition:
 def _index_file(path: Path | str) -> Path:
     path = Path(path).expanduser()
     if path.suffix not in (".json", ".npz"):
-        raise FedloomError(f"A partition file ends in .json or .npz, not as {path.name} does.")
+        raise FedloomError(f"A partition file ends in .json or .npz, not as '{path}' does.")
     return path
 
 
@@ -150,7 +151,9 @@ def _read_json(path: Path) -> Partition:
 
 
 def _read_npz(path: Path) -> Partition:
-    with np.load(path, allow_pickle=False) as file:
+    with open_npz(path) as file:
+        if not {"indices", "offsets"} <= set(file.files):
+            raise ValueError("it must hold the arrays indices and offsets.")
         indices, offsets = file["indices"], file["offsets"]
     whole = indices.dtype.kind in "iu" and offsets.dtype.kind in "iu"
     if not whole or indices.ndim != 1 or offsets.ndim != 1 or not len(offsets):
