@@ -141,6 +141,14 @@ BAD = {
     "crop": (("run", "fedavg", "--augment", "crop:8"), "padding"),
     "law": (("run", "fedavg", "--partition", "quantity:zipff"), "Did you mean 'zipf'?"),
     "precision": (("run", "fedavg", "--precision", "bf61"), "Did you mean 'bf16'?"),
+    "a data option": (("run", "fedavg", "--set", "shape=3x8x8"), "data_options.shape"),
+    "rate": (("run", "fedavg", "--lr", "1e300"), "less than or equal"),
+    "widths": (("run", "fedavg", "--set", "model_options.hidden=[0]"), "whole numbers above 0"),
+    "width": (("run", "fedavg", "--set", "model_options.hidden=wide"), "such as 200"),
+    "too much data": (
+        ("run", "fedavg", "--data", "synthetic", "--set", "data_options.samples=100000000000000"),
+        "not enough memory",
+    ),
     "threads": (("run", "fedavg", "--threads", 10**6), "less than or equal"),
     "device name": (("run", "fedavg", "--device", "cudaa"), "Did you mean 'cuda'?"),
     "overwrite nothing": (("run", "fedavg", "--overwrite"), "--out"),
@@ -300,3 +308,12 @@ def test_a_closed_stdout_is_no_reason_to_fail(in_tmp):
     done = subprocess.run(f"{words} --out o >&-", shell=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(fedloom.load("o").rounds)
+
+
+def test_a_comparison_goes_on_without_a_method_that_diverges(call):
+    words = ("compare", "fedprox:mu=1e30", "local", *SMALL, "--seeds", 1, "--out", "c")
+    done = call(*words)
+    assert done.returncode == 1
+    assert "Not in the table: fedprox:mu=1e30 with seed 0: Training diverged" in done.stdout
+    assert len(fedloom.load("c/local-s0").rounds) == 2
+    assert "diverged" in call("compare", "fedavg", *SMALL, "--seeds", 1, "--lr", "1e30").stderr

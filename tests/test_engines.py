@@ -98,7 +98,7 @@ def test_the_hand_written_mlp_is_vmap_and_autograd(quick, hidden, augment):
         assert torch.allclose(states(serial)["shared"], states(other)["shared"], atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", ["group", "none"])
+@pytest.mark.parametrize("norm", ["group", "none", "batch", "static"])
 def test_convolutions_stack(quick, norm):
     def factory(shape, classes):
         return Conv4(shape, classes, channels=(4, 8, 8, 8), norm=norm)
@@ -118,12 +118,21 @@ def test_batch_statistics_go_through_processes(quick, norm):
     assert serial.summary["test_loss"] == pool.summary["test_loss"]
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.Dropout(0.5), nn.BatchNorm1d(8)], ids=["dropout", "batch norm"]
-)
-def test_models_that_cannot_be_stacked_are_refused_by_layer(quick, layer):
+@pytest.mark.parametrize("tracked", [True, False])
+def test_batch_norm_between_linear_layers_stacks(quick, tracked):
     def factory(shape, classes):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), layer, nn.Linear(8, classes))
+        norm = nn.BatchNorm1d(8, track_running_stats=tracked)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm, nn.Linear(8, classes))
+
+    more = {"model": factory, "partition": "quantity:zipf", "rounds": 2, "batch": 7}
+    serial, stacked = (quick(**more, engine=e) for e in ("serial", "stacked"))
+    assert torch.allclose(states(serial)["shared"], states(stacked)["shared"], atol=1e-5)
+
+
+def test_models_that_cannot_be_stacked_are_refused_by_layer(quick):
+    def factory(shape, classes):
+        drop = nn.Dropout(0.5)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), drop, nn.Linear(8, classes))
 
     with pytest.raises(FedloomError, match=r"'2' \("):
         quick(model=factory, engine="stacked")

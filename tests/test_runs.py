@@ -323,3 +323,22 @@ def test_a_damaged_checkpoint_is_not_taken_for_a_good_one(quick):
     file.unlink()
     file.parent.rmdir()
     same_runs(quick(rounds=4), quick(rounds=4, out=result.path, resume=True))
+
+
+def test_a_run_does_not_go_on_with_other_data(quick):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(80, 1, 4, 4)), np.arange(80) % 4
+    first = quick(data=(x, y), rounds=2)
+    with pytest.raises(FedloomError, match="other data"):
+        quick(data=(x + 1, y), rounds=3, out=first.path, resume=True)
+    assert len(quick(data=(x, y), rounds=3, out=first.path, resume=True).rounds) == 3
+
+
+def test_normalised_images_score_as_in_the_run(quick):
+    result = quick(rounds=5, lr=0.2)
+    data = fedloom.data.catalog.load("digits")
+    images = np.asarray(data.x_test[np.arange(len(data.x_test))])
+    right = result.model()(result.normalise(images)).argmax(1).numpy() == data.y_test
+    assert right.mean() == pytest.approx(result.summary["test_accuracy"])
+    with pytest.raises(FedloomError, match="shape"):
+        result.normalise(images[:, :, 1:])

@@ -273,6 +273,8 @@ def compare(
         )  # fmt: skip
     report = comparison.report()
     print_comparison(comparison, report)
+    if comparison.diverged:
+        raise typer.Exit(1)
 
 
 @app.command()

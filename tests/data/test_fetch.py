@@ -299,7 +299,7 @@ def test_a_damaged_cache_says_how_to_mend_it(toy: Any, cache: Path) -> None:
     place(cache / "raw" / "toy", toy.files)
     folder = fetch_source(toy.source())
     (folder / "x.npy").write_bytes(b"")
-    with pytest.raises(FedloomError, match=r"damaged .* fetch it again"):
+    with pytest.raises(FedloomError, match=r"damaged .* fetch toy --force"):
         store.read(folder)
 
 

@@ -142,7 +142,10 @@ def stratified(y: np.ndarray, share: float, seed: int) -> npt.NDArray[np.bool_]:
 
 
 def _as_images(what: str, x: npt.ArrayLike) -> np.ndarray:
-    images = np.asarray(x)
+    try:
+        images = np.asarray(x)
+    except ValueError as e:  # ragged lists
+        raise FedloomError(f"{what} are not an array: {e}") from None
     if images.dtype.kind not in "biuf":
         raise FedloomError(f"{what} must be numbers; they have type {images.dtype}.")
     if images.dtype != np.uint8:

@@ -90,5 +90,6 @@ def read(folder: Path, grouped: bool = False) -> Dataset:
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise FedloomError(
-            f"The data set in {folder} is damaged ({error}). Remove that folder and fetch it again."
+            f"The data set in {folder} is damaged ({error}). Fetch it again with: fedloom data "
+            f"fetch {folder.name} --force"
         ) from None

@@ -3,5 +3,16 @@
 from fedloom.engine.base import Block, Engine, Scored, Setting, Task, Trained
 from fedloom.engine.choose import make_engine
 from fedloom.engine.serial import Serial
+from fedloom.engine.worker import Diverged
 
-__all__ = ["Block", "Engine", "Scored", "Serial", "Setting", "Task", "Trained", "make_engine"]
+__all__ = [
+    "Block",
+    "Diverged",
+    "Engine",
+    "Scored",
+    "Serial",
+    "Setting",
+    "Task",
+    "Trained",
+    "make_engine",
+]

@@ -134,6 +134,7 @@ class _Actor:
 
 def _start(ray: Any, address: str | None, workers: int) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     try:
         if address is not None and ":" in address and "//" not in address:
             host, _, port = address.rpartition(":")

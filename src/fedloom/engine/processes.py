@@ -9,6 +9,7 @@ convolutions on CPUs this beats threads: a small network's step has little to sh
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import mmap
 import multiprocessing as mp
@@ -33,6 +34,7 @@ from fedloom.engine.serial import Serial
 from fedloom.errors import FedloomError
 
 _NOTHING = torch.empty(0)
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _TRIES = 3  # of one client's job, when its worker dies
 _LEAST_SLOTS = 64  # rows that fit the shared matrices, at least; pages not used cost nothing
 
@@ -214,6 +216,7 @@ class Processes(Engine):
     def _serve(self, pipe: Connection, foreign: list[Connection]) -> None:
         """Answer jobs until the pipe closes, as it does when the parent ends, however it ends."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also amid a long job
         for other in foreign:
             other.close()
         torch.set_num_threads(self.setting.threads)
@@ -240,7 +243,9 @@ class Processes(Engine):
         if job[0] == "score":
             return inner.run_blocks(self._inbox, job[1])
         _, words, clients, slots, places = job
-        results = inner.train_each(self._unpack(words), clients, self._inbox[slots])
+        one = len(set(slots)) == 1
+        starts = self._inbox[slots[0]].expand(len(slots), -1) if one else self._inbox[slots]
+        results = inner.train_each(self._unpack(words), clients, starts)
         answer = []
         for result, place in zip(results, places, strict=True):
             size = result.row.numel()

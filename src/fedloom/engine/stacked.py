@@ -2,7 +2,8 @@
 
 A local rule is written for one client; `torch.func.vmap` runs it on a stack of them. Clients are
 sorted by their number of steps, so that those still training are a prefix of the stack, and
-batches are padded and masked. Models of linear layers have a hand-written gradient instead
+batches are padded and masked (or, under batch norm, where a padded sample would count, stacked
+with those of their size only). Models of linear layers have a hand-written gradient instead
 (`stacked_mlp`), several times faster. For small models, and for GPUs; convolutions on CPUs are
 better served by processes.
 """
@@ -24,14 +25,15 @@ from fedloom.engine.resident import Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
 from fedloom.errors import FedloomError
 from fedloom.local.rule import Batch, Params
+from fedloom.models.norm import has_batch_norm
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
 
 #: data part → images, labels, and weights of the samples (None: all count), a client each
 Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None]]
-#: weights, whole rows, data, where the gradients go → losses
-Gradient = Callable[[Tensor, Tensor, Stack, Tensor], Tensor]
+#: whole rows, data, where the gradients go → losses
+Gradient = Callable[[Tensor, Stack, Tensor], Tensor]
 
 
 def can_stack(module: nn.Module) -> str | None:
@@ -39,8 +41,6 @@ def can_stack(module: nn.Module) -> str | None:
     for name, layer in module.named_modules():
         if isinstance(layer, _RANDOM):
             return f"'{name}' ({type(layer).__name__}) draws random numbers of its own"
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
-            return f"'{name}' ({type(layer).__name__}) keeps statistics of its batches"
     return None
 
 
@@ -48,8 +48,7 @@ def check_stackable(module: nn.Module) -> None:
     reason = can_stack(module)
     if reason is not None:
         raise FedloomError(
-            f"This model can't be stacked: {reason}. Use --engine serial or processes, or "
-            "another norm (--set model_options.norm=group)."
+            f"This model can't be stacked: {reason}. Use --engine serial or processes."
         )
 
 
@@ -98,25 +97,34 @@ class Stacked(Engine):
         resident = self._worker.resident(jobs[0].selection)
         moved = resident.layout.trainable
         rows = torch.stack([job.start for job in jobs]).to(device)
-        anchor = rows[:, :moved].clone()
         by_hand = stacked_mlp.layers_of(resident.module, resident.layout, rule)
         plain = by_hand is not None and stacked_mlp.is_plain(rule, optimiser)
         plain = plain and self.setting.precision == "fp32"
         gradient = self._gradient(task, resident, by_hand)
         reader = _Reader(jobs, rule.parts)
         lengths = np.array([len(job.steps) for job in jobs])
+        anchor = rows[:, :moved] if plain else rows[:, :moved].clone()
         grad = anchor if plain else torch.zeros_like(anchor)
         velocity: Tensor | None = None
         losses, seen = torch.zeros(len(jobs), device=device), np.zeros(len(jobs), dtype=np.int64)
+        pads = not has_batch_norm(resident.module)
         for step in range(int(lengths.max(initial=0))):
             active = int((lengths > step).sum())
-            data, sizes = reader.batch(step, active)
             weights = rows[:active, :moved]
+            sizes = reader.sizes(step, active)
             with torch.no_grad(), self.setting.autocast():
                 if plain and by_hand is not None:
+                    data = reader.batch(step, range(active))
                     loss = stacked_mlp.plain_step(by_hand, weights, data, optimiser.lr)
+                elif pads:
+                    data = reader.batch(step, range(active))
+                    loss = gradient(rows[:active], data, grad[:active])
                 else:
-                    loss = gradient(weights, rows[:active], data, grad[:active])
+                    loss = torch.zeros(active, device=device)
+                    for some in reader.alike(step, active):
+                        mine, found = rows[some], grad[some]
+                        loss[some] = gradient(mine, reader.batch(step, some), found)
+                        rows[some], grad[some] = mine, found  # batch norm moves its statistics
             with torch.no_grad():
                 if not plain:
                     bent = rule.direction(grad[:active], weights, anchor[:active])
@@ -138,28 +146,34 @@ class Stacked(Engine):
     ) -> Gradient:
         """Gradients of a stack: by hand where that is known, else by `vmap`."""
         if by_hand is not None:
-            return lambda weights, rows, data, out: stacked_mlp.gradient(
-                by_hand, weights, data, out
+            return lambda rows, data, out: stacked_mlp.gradient(
+                by_hand, rows[:, : out.shape[1]], data, out
             )
         layout, rule = resident.layout, task.rule
+        buffers = [e for e in layout.entries if e.kind == "buffer"]
 
-        def one(weights: Tensor, row: Tensor, data: Stack) -> Tensor:
-            rest = layout.views(row, ("frozen", "buffer"))
+        def one(weights: Tensor, row: Tensor, data: Stack) -> tuple[Tensor, list[Tensor]]:
+            rest = layout.views(row, ("frozen",))
+            # Copies, of the types that the module has: its norms may update them in place.
+            moving = {e.name: _own(e.view(row), e.dtype) for e in buffers}
 
             def net(params: Params, x: Tensor) -> Tensor:
                 own = {name: p for name, p in params.items() if name in resident.params}
-                return functional_call(resident.module, {**own, **rest}, (x,))
+                return functional_call(resident.module, {**own, **rest, **moving}, (x,))
 
             batches = {part: Batch(*values) for part, values in data.items()}
             # Under vmap some layers can't take channels-last kernels.
             params = {name: p.contiguous() for name, p in layout.tensors(weights).items()}
-            return rule.objective(net, params, batches)
+            return rule.objective(net, params, batches), [moving[e.name] for e in buffers]
 
-        def many(weights: Tensor, rows: Tensor, data: Stack, out: Tensor) -> Tensor:
+        def many(rows: Tensor, data: Stack, out: Tensor) -> Tensor:
             resident.module.train()
             axes = {part: tuple(None if v is None else 0 for v in vs) for part, vs in data.items()}
-            grads, losses = vmap(grad_and_value(one), in_dims=(0, 0, axes))(weights, rows, data)
+            steps = vmap(grad_and_value(one, has_aux=True), in_dims=(0, 0, axes))
+            grads, (losses, moved) = steps(rows[:, : layout.trainable], rows, data)
             out.copy_(grads)
+            for e, values in zip(buffers, moved, strict=True):
+                e.view(rows).copy_(values)
             return losses
 
         return many
@@ -194,6 +208,11 @@ class Stacked(Engine):
         return out
 
 
+def _own(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy of another type; counts that were averaged are rounded, as `Resident` does."""
+    return values.clone() if dtype == values.dtype else values.round().to(dtype)
+
+
 class _Reader:
     """Stacks the next batch of every active client, padded to the longest.
 
@@ -211,33 +230,42 @@ class _Reader:
                 x, y = torch.cat([x for x, _ in ready]), torch.cat([y for _, y in ready])
                 self._flat[part] = (x, y, first)
 
-    def batch(self, step: int, active: int) -> tuple[Stack, np.ndarray]:
-        """The stack of a step, and the number of samples that each client really has in it."""
-        jobs = self._jobs[:active]
+    def sizes(self, step: int, active: int) -> np.ndarray:
+        """The number of samples that each client has in this step."""
+        return np.array([sum(map(len, job.steps[step].values())) for job in self._jobs[:active]])
+
+    def alike(self, step: int, active: int) -> list[list[int]]:
+        """The active clients in groups whose batches are of one size."""
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for i, job in enumerate(self._jobs[:active]):
+            groups[tuple(map(len, job.steps[step].values()))].append(i)
+        return list(groups.values())
+
+    def batch(self, step: int, who: Sequence[int]) -> Stack:
+        """The stack of a step for some clients."""
+        jobs = [self._jobs[i] for i in who]
         out: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
-        sizes = np.zeros(active, dtype=np.int64)
         for part in jobs[0].steps[step]:
             positions = [job.steps[step][part] for job in jobs]
-            counts = np.array([len(p) for p in positions])
-            sizes += counts
             if part in self._flat:
-                out[part] = self._look_up(part, positions, counts)
+                out[part] = self._look_up(part, who, positions)
             else:
                 batches = [
                     job.shelves[part].batch(p) for job, p in zip(jobs, positions, strict=True)
                 ]
                 out[part] = _pad([b.x for b in batches], [b.y for b in batches])
-        return out, sizes
+        return out
 
     def _look_up(
-        self, part: str, positions: list[np.ndarray], counts: np.ndarray
+        self, part: str, who: Sequence[int], positions: list[np.ndarray]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         x, y, first = self._flat[part]
+        counts = np.array([len(p) for p in positions])
         width = int(counts.max())
         index = np.zeros((len(positions), width), dtype=np.int64)
         for i, p in enumerate(positions):
             index[i, : len(p)] = p
-            index[i] += first[i]
+            index[i] += first[who[i]]
         at = torch.from_numpy(index).to(x.device)
         weight = None
         if (counts < width).any():

@@ -19,6 +19,7 @@ from fedloom.models.nets import MLP
 
 Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None]]
 Layers = list[tuple[Entry, Entry]]
+Views = list[tuple[Tensor, Tensor]]  # weights and biases, (clients, out, in) and (clients, out)
 #: what to do with a layer's ∂loss/∂output and input: both (clients, batch, width)
 Sink = Callable[[int, Tensor, Tensor], None]
 
@@ -41,7 +42,7 @@ def gradient(layers: Layers, weights: Tensor, data: Stack, out: Tensor) -> Tenso
         w.view(out).copy_(torch.bmm(delta.mT, x))
         b.view(out).copy_(delta.sum(1))
 
-    return _walk(layers, weights, data, write)
+    return _walk(_views(layers, weights), data, write)
 
 
 def is_plain(rule: LocalRule, optimiser: Optimiser) -> bool:
@@ -53,24 +54,27 @@ def is_plain(rule: LocalRule, optimiser: Optimiser) -> bool:
 
 def plain_step(layers: Layers, weights: Tensor, data: Stack, lr: float) -> Tensor:
     """Step the weights in place, without a gradient in between; returns the losses."""
+    views = _views(layers, weights)
 
     def step(i: int, delta: Tensor, x: Tensor) -> None:
-        w, b = layers[i]
-        turned = delta.mT
-        for one, left, right in zip(w.view(weights), turned, x, strict=True):
-            one.addmm_(left, right, alpha=-lr)
-        b.view(weights).sub_(delta.sum(1), alpha=lr)
+        w, b = views[i]
+        w.baddbmm_(delta.mT, x, alpha=-lr)
+        b.sub_(delta.sum(1), alpha=lr)
 
-    return _walk(layers, weights, data, step)
+    return _walk(views, data, step)
 
 
-def _walk(layers: Layers, weights: Tensor, data: Stack, sink: Sink) -> Tensor:
+def _views(layers: Layers, weights: Tensor) -> Views:
+    return [(w.view(weights), b.view(weights)) for w, b in layers]
+
+
+def _walk(views: Views, data: Stack, sink: Sink) -> Tensor:
     """Forward and back through the layers; `sink` gets every layer after it was used."""
     x, y, weight = data["train"]
     acts = [x.flatten(2)]
-    for i, (w, b) in enumerate(layers):
-        z = torch.baddbmm(b.view(weights).unsqueeze(1), acts[-1], w.view(weights).mT)
-        acts.append(z.relu_() if i < len(layers) - 1 else z)
+    for i, (w, b) in enumerate(views):
+        z = torch.baddbmm(b.unsqueeze(1), acts[-1], w.mT)
+        acts.append(z.relu_() if i < len(views) - 1 else z)
     # ∂loss/∂logits = (softmax − one-hot) · weight / Σ weight
     log_p = F.log_softmax(acts.pop().float(), dim=-1)
     picked = log_p.gather(-1, y.unsqueeze(-1))
@@ -82,8 +86,8 @@ def _walk(layers: Layers, weights: Tensor, data: Stack, sink: Sink) -> Tensor:
     delta = log_p.exp_()
     delta.scatter_add_(-1, y.unsqueeze(-1), torch.full_like(picked, -1.0))
     delta.mul_(share)
-    for i in reversed(range(len(layers))):
-        before = torch.bmm(delta, layers[i][0].view(weights)).mul_(acts[i] > 0) if i else delta
+    for i in reversed(range(len(views))):
+        before = torch.bmm(delta, views[i][0]).mul_(acts[i] > 0) if i else delta
         sink(i, delta, acts[i])
         delta = before
     return loss

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedloom.engine import Diverged
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.compare import Comparison
 from fedloom.experiment.config import make_config, merge, parse_settings
@@ -73,10 +74,13 @@ def compare(
     """Run several methods on the same data, clients, initial weights and participants.
 
     Each of `seeds` seeds (`seed`, `seed + 1`, ...) gives one run per method; methods are paired
-    by seed. Settings go to all methods; each takes what concerns it.
+    by seed. Settings go to all methods; each takes what concerns it. A method that diverges is left
+    out and named in `diverged`; the others go on.
     """
-    if seeds < 1:
-        raise FedloomError(f"seeds={seeds}: at least one seed is needed.")
+    if not isinstance(seeds, int) or seeds < 1:
+        raise FedloomError(f"seeds={seeds}: give their number, at least one.")
+    if isinstance(methods, str):
+        raise FedloomError(f"Give the methods as a list: compare(['{methods}', ...]).")
     labels = [_label(m) for m in methods]
     if len(set(labels)) < len(labels):
         raise FedloomError("The same method is named twice; give variants as NAME:option=value.")
@@ -94,8 +98,7 @@ def compare(
     _check_flags(out, resume, overwrite)
     taken, free = _numbered(Path("runs") / "compare")
     folder = Path(out) if out is not None else taken[-1] if resume and taken else free
-    if RunStore(folder).exists:
-        raise FedloomError(f"'{folder}' is a single run. Choose another --out for the comparison.")
+    _check_folder(folder)
     todo = [
         (method, label, own, seed + i, folder / _slug(f"{label}-s{seed + i}"))
         for i in range(seeds)
@@ -108,14 +111,24 @@ def compare(
                 "--out, or replace them with --overwrite."
             )
     results: dict[str, list[Result]] = {label: [] for label in labels}
+    diverged: dict[str, str] = {}
     for method, label, own, number, path in todo:
+        if label in diverged:
+            continue
         again = resume and RunStore(path).exists
-        result = run(
-            method, **own, seed=number, out=path, resume=again, overwrite=overwrite and not again,
-            watchers=watchers, lenient=True,
-        )  # fmt: skip
+        try:
+            result = run(
+                method, **own, seed=number, out=path, resume=again,
+                overwrite=overwrite and not again, watchers=watchers, lenient=True,
+            )  # fmt: skip
+        except Diverged as e:
+            diverged[label] = f"{label} with seed {number}: {e}"
+            del results[label]
+            continue
         results[label].append(result)
-    return Comparison(results, folder)
+    if not results:
+        raise Diverged(next(iter(diverged.values())))
+    return Comparison(results, folder, diverged)
 
 
 def load(path: str | Path) -> Result:
@@ -138,6 +151,20 @@ def _check_flags(out: str | Path | None, resume: bool, overwrite: bool) -> None:
         )
     if overwrite and out is None:
         raise FedloomError("--overwrite would do nothing: without --out, runs get a new directory.")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that is something else than a comparison."""
+    if RunStore(folder).exists:
+        raise FedloomError(f"'{folder}' is a single run. Choose another --out for the comparison.")
+    if folder.exists() and not folder.is_dir():
+        raise FedloomError(f"'{folder}' is a file; --out names a directory.")
+    if folder.exists() and any(
+        f.name not in Comparison.FILES and not RunStore(f).exists for f in folder.iterdir()
+    ):
+        raise FedloomError(
+            f"'{folder}' is a directory with other files in it. Choose another --out."
+        )
 
 
 def _default_out(config: Config, resume: bool) -> Path:
@@ -203,7 +230,13 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
         return Result(store.path)
     experiment = _prepare(plan, config, options)
     if done:
-        experiment.state.restore(store.checkpoint()[0])
+        tensors, about = store.checkpoint()
+        if about["fingerprint"] != experiment.about["fingerprint"]:
+            raise FedloomError(
+                f"'{store.path}' was started with other data than this, so it can't go on. Give it "
+                "the same data, or start a new run."
+            )
+        experiment.state.restore(tensors)
     return _walk(experiment, store, watchers, done)
 
 
@@ -258,6 +291,8 @@ def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
         cls = method_class(name)
     else:
         cls = method if isinstance(method, type) else type(method)
+        if not issubclass(cls, MethodOptions):
+            raise FedloomError(f"{method!r} is not a method: give a name or a MethodOptions class.")
         name = cls.name
         params = {} if isinstance(method, type) else method.model_dump()
     return cls, {"method": name, "params": params} if params else {"method": name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,9 +30,17 @@ COLUMNS = {
 class Comparison:
     """The runs of a comparison: method → one result per seed, in the same order of seeds."""
 
-    def __init__(self, results: dict[str, list[Result]], path: Path) -> None:
+    FILES = ("table.csv", "comparison.png", "report.html")
+
+    def __init__(
+        self,
+        results: dict[str, list[Result]],
+        path: Path,
+        diverged: Mapping[str, str] | None = None,
+    ) -> None:
         self.results = results
         self.path = path
+        self.diverged = dict(diverged or {})  # methods left out, and why
 
     @property
     def baseline(self) -> str:
@@ -112,13 +121,14 @@ class Comparison:
         from fedloom.report.html import comparison_page
 
         self.path.mkdir(parents=True, exist_ok=True)
-        self.table.to_csv(self.path / "table.csv")
-        self.plot(self.path / "comparison.png")
+        table, picture, report = (self.path / name for name in self.FILES)
+        self.table.to_csv(table)
+        self.plot(picture)
         heads, rows = self.cells()
         first = next(iter(self.results.values()))[0]
-        page = comparison_page(heads, rows, first.config, self.path / "comparison.png")
-        (self.path / "report.html").write_text(page, encoding="utf-8")
-        return self.path / "report.html"
+        page = comparison_page(heads, rows, first.config, picture)
+        report.write_text(page, encoding="utf-8")
+        return report
 
 
 def _plus_minus(mean: float, std: float, seeds: int) -> str:

@@ -35,7 +35,10 @@ def make_config(
         if key in method.model_fields:
             params[key] = given.pop(key)
         else:
-            raise unknown("setting", key, [*Config.model_fields, *method.model_fields])
+            raise FedloomError(
+                f"{unknown('setting', key, [*Config.model_fields, *method.model_fields])} Options "
+                f"of a data set or model are written data_options.{key} or model_options.{key}."
+            )
     for key, value in method.fixed.items():
         if key in given and not lenient and _normal(key, given[key]) != value:
             raise FedloomError(

@@ -68,6 +68,6 @@ def _load(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except FedloomError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise FedloomError(f"'{file}' can't be imported: {type(e).__name__}: {e}.") from e
     return module

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fedloom.errors import FedloomError
@@ -18,7 +19,7 @@ from fedloom.population import Population
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import nn
+    from torch import Tensor, nn
 
 _PREFIX = {"test": "test_", "clients": "", "newcomers": "new_"}
 
@@ -97,9 +98,16 @@ class Result:
     def model(self, client: int | None = None, factory: Factory | None = None) -> nn.Module:
         """The trained model as a plain `nn.Module`: the shared one, or a client's own.
 
-        A model of your own factory needs that factory again.
+        It takes images as `normalise` makes them. A model of your own factory needs that factory
+        again.
         """
         tensors, about = self.store.checkpoint()
+        if client is not None and not (
+            isinstance(client, int) and 0 <= client < self.config["clients"]
+        ):
+            raise FedloomError(
+                f"There is no client {client}; they are numbered 0 to {self.config['clients'] - 1}."
+            )
         if factory is None and about["model"] == "custom":
             raise FedloomError(
                 "This run's model came from a factory given in Python: pass it again, "
@@ -119,13 +127,22 @@ class Result:
                     "Clients of this method keep models of their own: say whose, for example "
                     f"model(client={int(kept.clients[0])})."
                 )
-            if not 0 <= client < self.config["clients"]:
-                raise FedloomError(
-                    f"There is no client {client}; they are numbered 0 to "
-                    f"{self.config['clients'] - 1}."
-                )
             row = kept.compose([client], row)[0]
         return layout.load(module, row).eval()
+
+    def normalise(self, images: npt.ArrayLike) -> Tensor:
+        """Images (N, C, H, W) in the data's own units, as the model was fed them in training."""
+        import torch
+
+        _, about = self.store.checkpoint()
+        raw = torch.as_tensor(np.asarray(images)).to(torch.float32)
+        if raw.ndim != 4 or list(raw.shape[1:]) != about["shape"]:
+            raise FedloomError(
+                f"This run's images are (N, {', '.join(map(str, about['shape']))}); these have "
+                f"shape {tuple(raw.shape)}."
+            )
+        mean, std = (torch.tensor(about[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
+        return (raw / about["unit"] - mean) / std
 
     def plot(self, file: str | Path | None = None) -> Figure:
         """Accuracy over rounds and the spread over clients; saved if `file` is given."""

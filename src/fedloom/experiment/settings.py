@@ -68,13 +68,15 @@ class Config(BaseModel):
     epochs: int = Field(1, ge=1, description="local passes over the client's data per round")
     steps: int | None = Field(None, ge=1, description="local batches per round, in place of epochs")
     batch: int | str = Field(32, description="batch size, or inf for all samples at once")
-    lr: float = Field(0.05, gt=0, allow_inf_nan=False, description="learning rate")
+    lr: float = Field(0.05, gt=0, le=LARGEST_RATE, allow_inf_nan=False, description="learning rate")
     lr_schedule: str = Field(
         "constant",
         description="constant | cosine[:FLOOR] | step:EVERY,FACTOR | exp:FACTOR, by round",
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum, rebuilt each round")
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight decay (L2)")
+    weight_decay: float = Field(
+        0.0, ge=0, le=LARGEST_RATE, allow_inf_nan=False, description="weight decay (L2)"
+    )
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
 
     seed: int = Field(0, ge=0, description="names every random stream of the run")

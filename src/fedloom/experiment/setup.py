@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -139,6 +140,10 @@ def prepare(
         "classes": classes,
         "seed": config.seed,
         "extras": dict(method.local.extras),
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "unit": 255 if dataset.x.dtype == np.uint8 else 1,
+        "fingerprint": _fingerprint(dataset),
         "kept": state.kept.columns.ranges,
     }
     return Experiment(
@@ -154,6 +159,15 @@ def prepare(
         device=device,
         about=about,
     )
+
+
+def _fingerprint(dataset: Dataset) -> str:
+    """What tells one data set from another: its labels, shape and the scale of its pixels."""
+    words = repr((dataset.shape, str(dataset.x.dtype), dataset.mean, dataset.std, dataset.classes))
+    total = zlib.crc32(words.encode())
+    for labels in (dataset.y, dataset.y_test):
+        total = zlib.crc32(np.ascontiguousarray(labels).data, total)
+    return f"{total:08x}"
 
 
 def _augment(config: Config, dataset: Dataset) -> Augment:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import math
+import os
 import re
 import shutil
 import zlib
@@ -133,6 +134,7 @@ class RunStore:
             except safetensors.SafetensorError as e:
                 full = "os error 28" in str(e)
                 raise OSError(errno.ENOSPC if full else errno.EIO, str(e)) from None
+            os.chmod(part, 0o666 & ~_umask())  # as all other files; safetensors makes it private
         for number, old in self._saved():
             if number < round:
                 old.unlink()
@@ -250,10 +252,16 @@ class RunStore:
             part.write_bytes(content)
 
 
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 def _sum(tensors: dict[str, Tensor]) -> str:
     """A checksum of all values, so that a damaged state is never taken for a good one."""
     total = 0
-    for name in sorted(tensors):
+    for name in sorted(name for name, value in tensors.items() if value.numel()):
         values = tensors[name].contiguous().reshape(-1).view(torch.uint8)
         total = zlib.crc32(values.numpy().data, total)
     return f"{total:08x}"

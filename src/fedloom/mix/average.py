@@ -28,12 +28,12 @@ def weighted_mean(
         if not weights.sum() > 0:
             return old.clone()
         for row, weight in zip(rows, weights, strict=True):
-            total.add_(row.double(), alpha=float(weight))
+            total.add_(row, alpha=float(weight))
         return total.div_(float(weights.sum())).to(old.dtype)
     coverage = torch.zeros_like(total)
     for row, weight, index in zip(rows, weights, indexes, strict=True):
         if index is None:
-            total.add_(row.double(), alpha=float(weight))
+            total.add_(row, alpha=float(weight))
             coverage.add_(float(weight))
         else:
             total.index_add_(0, index, row[index].double(), alpha=float(weight))

@@ -15,12 +15,26 @@ from fedloom.models.norm import norm2d
 Shape = tuple[int, int, int]
 
 
+def _whole(name: str, value: int | Sequence[int]) -> list[int]:
+    """Sizes as a list of whole numbers above 0; a single one may be given bare."""
+    sizes = [value] if isinstance(value, int) else list(value) if _is_list(value) else [0]
+    if not all(type(n) is int and n > 0 for n in sizes):
+        raise FedloomError(
+            f"{name}={value!r} is not valid: give whole numbers above 0, such as 200 or [200, 100]."
+        )
+    return sizes
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 class MLP(nn.Module):
     """Flatten → Linear → ReLU → … → Linear; S1's MNIST net is 784-100-10."""
 
-    def __init__(self, shape: Shape, classes: int, hidden: Sequence[int] = (100,)) -> None:
+    def __init__(self, shape: Shape, classes: int, hidden: int | Sequence[int] = (100,)) -> None:
         super().__init__()
-        widths = [shape[0] * shape[1] * shape[2], *hidden]
+        widths = [shape[0] * shape[1] * shape[2], *_whole("hidden", hidden)]
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.out = nn.Linear(widths[-1], classes)
 
@@ -84,7 +98,7 @@ class Conv4(nn.Module):
                 f"conv4 needs images of at least 8×8 pixels; these are {shape[1]}×{shape[2]}. "
                 "Use --model mlp."
             )
-        widths = [shape[0], *channels]
+        widths = [shape[0], *_whole("channels", channels)]
         self.blocks = nn.ModuleList(ConvBlock(a, b, norm) for a, b in pairwise(widths))
         self.out = nn.Linear(widths[-1], classes)
 
@@ -128,6 +142,7 @@ class ResNet(nn.Module):
         norm: str = "batch",
     ) -> None:
         super().__init__()
+        (width,) = _whole("width", width)
         small = max(shape[1:]) <= 64
         kernel, stride = (3, 1) if small else (7, 2)
         self.conv = nn.Conv2d(shape[0], width, kernel, stride, kernel // 2, bias=norm == "none")

@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from fedloom.experiment.result import Result
     from fedloom.methods.registry import MethodOptions
 
+_LEAST_WIDTH = 80  # narrower tables are harder to read than lines that a terminal wraps
 _fits = sys.stdout.isatty() or "COLUMNS" in os.environ
 out = Console(width=None if _fits else 140, highlight=False)
+out.width = max(out.width, _LEAST_WIDTH)
 err = Console(stderr=True, highlight=False)
 
 
@@ -171,7 +173,8 @@ def print_result(result: Result, details: bool = False) -> None:
             f"fedloom run --resume --out {result.path}"
         )
     if "eval_seconds" not in done or ("macro" not in done and "test_accuracy" not in done):
-        out.print("Not scored yet.")
+        ended = done["rounds"] >= asked
+        out.print("There is no test data to score on." if ended else "Not scored yet.")
     else:
         out.print(_table(("", "score"), list(_scores(done)), left=1))
     if "bytes" in done:
@@ -226,7 +229,7 @@ def _print_details(result: Result) -> None:
     scored = result.evaluations
     names = [n for n in ("test_accuracy", "micro", "macro", "worst10", "new_macro") if n in scored]
     if len(scored):
-        picked = scored.iloc[:: max(1, len(scored) // 12)]
+        picked = scored.iloc[:: -max(1, len(scored) // 12)].iloc[::-1]  # the last for sure
         rows = [
             [str(int(r["round"])), *(percent(r[n]) for n in names), _number(r["train_loss"])]
             for _, r in picked.iterrows()
@@ -255,6 +258,8 @@ def print_comparison(comparison: Comparison, report: Path) -> None:
         f"Mean ± std over {seeds} seed{'s' if seeds > 1 else ''}, paired: same data, clients, "
         f"initial weights and participants."
     )
+    for why in comparison.diverged.values():
+        out.print(f"Not in the table: {why}")
     out.print(f"Report: {report}")
 
 
