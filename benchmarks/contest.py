@@ -129,13 +129,10 @@ def main() -> None:
 
     import numpy as np
 
-    from benchmarks.workloads import SMALL, WIDE, WORKLOADS
+    from benchmarks.workloads import workload_named
 
-    workload = {w.name: w for w in (*WORKLOADS, SMALL, *WIDE)}.get(args.workload)
-    if workload is None:
-        raise SystemExit(f"There is no workload '{args.workload}'.")
     sizes = {k: v for k in ("clients", "participants") if (v := getattr(args, k)) is not None}
-    workload = replace(workload, **sizes)
+    workload = replace(workload_named(args.workload), **sizes)
     marks: list[float] = []
 
     def mark() -> None:

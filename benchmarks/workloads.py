@@ -6,8 +6,9 @@ batches, so that all contestants must end with the same weights.
 
 from __future__ import annotations
 
+import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,21 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from fedloom.data.dataset import Dataset
+from fedloom.data.split import Federation
 from fedloom.experiment.config import make_config
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.runner import Runner
-from fedloom.experiment.setup import Experiment, prepare
+from fedloom.experiment.setup import Experiment, load_dataset, make_federation, prepare
 from fedloom.experiment.store import RunStore
+from fedloom.files import atomic_file
 from fedloom.layout import Layout
 from fedloom.local import Budget
 from fedloom.models import build
 from fedloom.streams import stream
 from fedloom.topology import Star
+
+FOLDER = "FEDLOOM_BENCH_DATA"  # environment variable: where the images are
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,37 @@ WIDE = tuple(
 )
 
 
+def workload_named(name: str) -> Workload:
+    found = {w.name: w for w in (*WORKLOADS, SMALL, *WIDE)}.get(name)
+    if found is None:
+        raise SystemExit(f"There is no workload '{name}'.")
+    return found
+
+
+def dataset(workload: Workload) -> Dataset:
+    """The synthetic images as a memory-mapped file, as a published data set would be, not made on
+    demand. Whoever comes first writes it; the driver does, before any clock runs."""
+    config, _ = make_config(workload.settings(), method_class("fedavg"))
+    data = load_dataset(config)
+    folder = os.environ.get(FOLDER)
+    if folder is None or workload.clients > Workload.clients:
+        return data
+    file = Path(folder) / f"{workload.shape}-{len(data.x)}.npy"
+    if not file.exists():
+        with atomic_file(file) as part, part.open("wb") as out:
+            np.save(out, data.x[slice(None)])
+    return replace(data, x=np.load(file, mmap_mode="r"))
+
+
+def federation(workload: Workload) -> Federation:
+    config, _ = make_config(workload.settings(), method_class("fedavg"))
+    return make_federation(config, dataset(workload))
+
+
 def experiment(workload: Workload, **settings: Any) -> Experiment:
-    config, options = make_config({**workload.settings(), **settings}, method_class("fedavg"))
-    return prepare(config, options.build())
+    given = {**workload.settings(), **settings, "data_options": {}}
+    config, options = make_config(given, method_class("fedavg"))
+    return prepare(config, options.build(), data=dataset(workload))
 
 
 class Fedloom:
@@ -94,12 +128,15 @@ class Bare:
     """Plain torch: state dicts, an optimiser per client, a running average."""
 
     def __init__(self, workload: Workload) -> None:
-        x = experiment(workload, engine="serial")
-        self._workload, self._data, self._federation = workload, x.dataset, x.federation
-        self._module = build(workload.model, x.dataset.shape, x.dataset.n_classes)
+        self._workload, self._federation = workload, federation(workload)
+        self._data = self._federation.dataset
+        options = dict(workload.options)
+        self._module = build(
+            workload.model, self._data.shape, self._data.n_classes, options=options
+        )
         self._global = {k: v.clone() for k, v in self._module.state_dict().items()}
         self._mean, self._std = (
-            torch.tensor(v).view(1, -1, 1, 1) for v in (x.dataset.mean, x.dataset.std)
+            torch.tensor(v).view(1, -1, 1, 1) for v in (self._data.mean, self._data.std)
         )
 
     def round(self, t: int) -> None:

@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.workloads import Workload
-from fedloom.experiment.config import make_config
-from fedloom.experiment.plugins import method_class
-from fedloom.experiment.setup import load_dataset, make_federation
+from benchmarks.workloads import Workload, federation
 from fedloom.local import Budget
 from fedloom.models import build
 from fedloom.streams import stream
@@ -25,11 +22,10 @@ CLASSES = 10
 
 def clients(workload: Workload) -> list[tuple[Tensor, Tensor]]:
     """Images and labels of every client."""
-    config, _ = make_config(workload.settings(), method_class("fedavg"))
-    federation = make_federation(config, load_dataset(config))
-    data = federation.dataset
+    held_by = federation(workload)
+    data = held_by.dataset
     mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (data.mean, data.std))
-    held = [federation.indices(client, "train") for client in range(workload.clients)]
+    held = [held_by.indices(client, "train") for client in range(workload.clients)]
     return [
         (
             torch.from_numpy(data.x[at]).float().div_(255).sub_(mean).div_(std),

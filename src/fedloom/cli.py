@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,6 +39,7 @@ app.add_typer(data_app, name="data")
 def main() -> None:
     """The console script."""
     debug = "--debug" in sys.argv
+    warnings.showwarning = _warn
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         app()
@@ -63,6 +65,10 @@ def main() -> None:
             sys.stdout.close()  # it may be what can't be written
         where = "" if e.filename is None else f": '{e.filename}'"
         _fail(f"{e.strerror or e}{where}.", 1)
+
+
+def _warn(message: Warning | str, *_: object) -> None:
+    print(f"Warning: {message}", file=sys.stderr)
 
 
 def _fail(text: str, code: int) -> None:

@@ -28,6 +28,7 @@ from fedloom.local.rule import Batch, Params
 from fedloom.models.norm import has_batch_norm
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
+_NOTHING = np.empty(0, dtype=np.int64)
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
 
 #: data part → images, labels, and weights of the samples (None: all count), a client each
@@ -221,14 +222,21 @@ class _Reader:
 
     def __init__(self, jobs: list[Job], parts: Sequence[str]) -> None:
         self._jobs = jobs
-        self._flat: dict[str, tuple[Tensor, Tensor, np.ndarray]] = {}
+        self._flat: dict[str, tuple[Tensor, Tensor]] = {}
+        self._at: dict[str, list[list[np.ndarray]]] = {}  # by client and step: where in these
         for part in parts:
             wholes = [job.shelves[part].whole for job in jobs]
             ready = [w for w in wholes if w is not None]
             if len(ready) == len(jobs):
                 first = np.cumsum([0, *(len(y) for _, y in ready[:-1])])
-                x, y = torch.cat([x for x, _ in ready]), torch.cat([y for _, y in ready])
-                self._flat[part] = (x, y, first)
+                self._flat[part] = (
+                    torch.cat([x for x, _ in ready]),
+                    torch.cat([y for _, y in ready]),
+                )
+                self._at[part] = [
+                    [step[part] + at if part in step else _NOTHING for step in job.steps]
+                    for job, at in zip(jobs, first, strict=True)
+                ]
 
     def sizes(self, step: int, active: int) -> np.ndarray:
         """The number of samples that each client has in this step."""
@@ -246,10 +254,10 @@ class _Reader:
         jobs = [self._jobs[i] for i in who]
         out: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         for part in jobs[0].steps[step]:
-            positions = [job.steps[step][part] for job in jobs]
             if part in self._flat:
-                out[part] = self._look_up(part, who, positions)
+                out[part] = self._look_up(part, [self._at[part][i][step] for i in who])
             else:
+                positions = [job.steps[step][part] for job in jobs]
                 batches = [
                     job.shelves[part].batch(p) for job, p in zip(jobs, positions, strict=True)
                 ]
@@ -257,22 +265,20 @@ class _Reader:
         return out
 
     def _look_up(
-        self, part: str, who: Sequence[int], positions: list[np.ndarray]
+        self, part: str, positions: list[np.ndarray]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, y, first = self._flat[part]
+        x, y = self._flat[part]
         counts = np.array([len(p) for p in positions])
-        width = int(counts.max())
-        index = np.zeros((len(positions), width), dtype=np.int64)
-        for i, p in enumerate(positions):
-            index[i, : len(p)] = p
-            index[i] += first[who[i]]
-        at = torch.from_numpy(index).to(x.device)
-        weight = None
+        width, weight = int(counts.max()), None
         if (counts < width).any():
-            weight = torch.from_numpy(np.arange(width) < counts[:, None]).to(x)
-        flat = at.view(-1)
+            weight = torch.from_numpy(np.arange(width) < counts[:, None]).to(
+                x.device, torch.float32
+            )
+            positions = [np.pad(p, (0, width - len(p)), mode="edge") for p in positions]
+        flat = torch.from_numpy(np.concatenate(positions)).to(x.device)
         images = self._jobs[0].shelves[part].source.normalise(x.index_select(0, flat))
-        return images.view(*at.shape, *images.shape[1:]), y[flat].view(at.shape), weight
+        shape = (len(positions), width)
+        return images.view(*shape, *images.shape[1:]), y.index_select(0, flat).view(shape), weight
 
 
 def _pad(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,17 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether bf16 arithmetic is in the hardware, and so worth asking for."""
+    if device.type != "cpu":
+        return True
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True  # not known here: let the user try
+    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16\n", " bf16 "))
+
+
 def load_dataset(config: Config, data: Any = None) -> Dataset:
     """The data set of a config, or the user's own object in its place."""
     options = dict(config.data_options)
@@ -94,6 +107,11 @@ def prepare(
     """Build and check everything before any long work begins."""
     _check_capacities(config, method)
     device = pick_device(config.device)
+    if config.precision == "bf16" and not has_bf16(device):
+        warnings.warn(
+            "This CPU has no bf16 arithmetic: --precision bf16 is emulated, and slower than fp32.",
+            stacklevel=2,
+        )
     dataset = load_dataset(config, data)
     federation = make_federation(config, dataset)
     dataset = federation.dataset
