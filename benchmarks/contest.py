@@ -1,9 +1,11 @@
 """One contestant on one workload, in a process of its own.
 
-    python -m benchmarks.contest CONTESTANT WORKLOAD --rounds R --weights FILE.npy
+    python -m benchmarks.contest CONTESTANT WORKLOAD --rounds R --weights FILE.npy [--turns]
 
 prints one line of JSON: `startup`, seconds from the start of the process to the end of round 1;
-`rounds`, seconds of each round after it; `peak_memory`, bytes of all its processes together.
+`rounds`, seconds of each round after it; `peak_memory`, bytes of all its processes together. With
+`--turns` it says "mark" after each round and waits for a line before the next, so that several
+contestants can take turns.
 FILE.npy gets the trained model as a row of fedloom's layout, as far as the contestant averages it:
 pfl leaves batch statistics alone, so its row ends with the parameters, which come first.
 
@@ -21,7 +23,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,10 +40,10 @@ Contestant = Callable[["Workload", int, Mark], "Tensor"]
 def bare(workload: Workload, rounds: int, mark: Mark, *, threads: int) -> Tensor:
     import torch
 
-    from benchmarks.workloads import Bare
+    from benchmarks.workloads import Bare, BareMeta
 
     torch.set_num_threads(threads)
-    runner = Bare(workload)
+    runner = (Bare if workload.method == "fedavg" else BareMeta)(workload)
     for t in range(1, rounds + 1):
         runner.round(t)
         mark()
@@ -121,10 +122,12 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--clients", type=int, help="registered, in place of the workload's")
     parser.add_argument("--participants", type=int)
+    parser.add_argument("--turns", action="store_true")
     args = parser.parse_args()
     contestant = find(args.contestant)
-    stdout = os.dup(1)
+    stdin, stdout = os.fdopen(os.dup(0)), os.dup(1)
     os.dup2(2, 1)  # whatever a peer prints is not the answer
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     memory = PeakMemory()
 
     import numpy as np
@@ -133,20 +136,24 @@ def main() -> None:
 
     sizes = {k: v for k in ("clients", "participants") if (v := getattr(args, k)) is not None}
     workload = replace(workload_named(args.workload), **sizes)
-    marks: list[float] = []
+    begun, ended = [process_start()], list[float]()
 
     def mark() -> None:
-        marks.append(time.clock_gettime(time.CLOCK_BOOTTIME))
-        if len(marks) == args.rounds:
+        ended.append(time.clock_gettime(time.CLOCK_BOOTTIME))
+        if len(ended) == args.rounds:
             memory.stop()
+        elif args.turns:
+            os.write(stdout, b"mark\n")
+            stdin.readline()
+        begun.append(time.clock_gettime(time.CLOCK_BOOTTIME))
 
     weights = contestant(workload, args.rounds, mark)
     np.save(args.weights, weights.numpy())
     result = {
         "contestant": args.contestant,
         "workload": args.workload,
-        "startup": marks[0] - process_start(),
-        "rounds": [b - a for a, b in pairwise(marks)],
+        "startup": ended[0] - begun[0],
+        "rounds": [b - a for a, b in zip(begun[1:], ended[1:], strict=False)],
         "peak_memory": memory.peak,
     }
     os.write(stdout, (json.dumps(result) + "\n").encode())

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedloom.data.dataset import Dataset
@@ -25,7 +26,8 @@ from fedloom.experiment.setup import Experiment, load_dataset, make_federation, 
 from fedloom.experiment.store import RunStore
 from fedloom.files import atomic_file
 from fedloom.layout import Layout
-from fedloom.local import Budget
+from fedloom.local import MAML, Budget
+from fedloom.local.meta import QUERY, SUPPORT
 from fedloom.models import build
 from fedloom.streams import stream
 from fedloom.topology import Star
@@ -45,9 +47,17 @@ class Workload:
     clients: int = 100
     participants: int = 10
     options: tuple[tuple[str, Any], ...] = ()  # of the model
+    method: str = "fedavg"
+
+    @property
+    def trainable(self) -> int:
+        """The number of weights that training moves."""
+        c, h, w = map(int, self.shape.split("x"))
+        return Layout.of(build(self.model, (c, h, w), 10, options=dict(self.options))).trainable
 
     def settings(self) -> dict[str, Any]:
         return {
+            "method": self.method,
             "data": "synthetic",
             "data_options": {"shape": self.shape, "samples": self.clients * self.samples},
             "model": self.model,
@@ -64,6 +74,7 @@ WORKLOADS = (
     Workload("mlp", "mlp", "1x28x28", 600, rounds=10),
     Workload("lenet", "lenet", "3x32x32", 500, rounds=4),
     Workload("conv4", "conv4", "1x28x28", 200, rounds=2),
+    Workload("fedmeta-per", "lenet", "3x32x32", 200, rounds=2, method="fedmeta-per-maml"),
 )
 #: for the growth curves: small enough that the engine's own cost shows
 SMALL = Workload("small", "mlp", "1x8x8", 20, rounds=20, participants=20)
@@ -83,7 +94,7 @@ def workload_named(name: str) -> Workload:
 def dataset(workload: Workload) -> Dataset:
     """The synthetic images as a memory-mapped file, as a published data set would be, not made on
     demand. Whoever comes first writes it; the driver does, before any clock runs."""
-    config, _ = make_config(workload.settings(), method_class("fedavg"))
+    config, _ = make_config(workload.settings(), method_class(workload.method))
     data = load_dataset(config)
     folder = os.environ.get(FOLDER)
     if folder is None or workload.clients > Workload.clients:
@@ -96,13 +107,13 @@ def dataset(workload: Workload) -> Dataset:
 
 
 def federation(workload: Workload) -> Federation:
-    config, _ = make_config(workload.settings(), method_class("fedavg"))
+    config, _ = make_config(workload.settings(), method_class(workload.method))
     return make_federation(config, dataset(workload))
 
 
 def experiment(workload: Workload, **settings: Any) -> Experiment:
     given = {**workload.settings(), **settings, "data_options": {}}
-    config, options = make_config(given, method_class("fedavg"))
+    config, options = make_config(given, method_class(workload.method))
     return prepare(config, options.build(), data=dataset(workload))
 
 
@@ -149,15 +160,18 @@ class Bare:
                 total[key] += value / len(contacts.participants)
         self._global = {k: total[k].to(v.dtype) for k, v in self._global.items()}
 
+    def _part(self, client: int, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+        indices = self._federation.indices(client, part)
+        x = torch.from_numpy(self._data.x[indices])
+        y = torch.from_numpy(self._data.y[indices].astype(np.int64))
+        return (x.float() / 255 - self._mean) / self._std, y
+
     def _train(self, client: int, t: int) -> None:
         self._module.load_state_dict(self._global)
         self._module.train()
         optimiser = torch.optim.SGD(self._module.parameters(), lr=0.05)
-        indices = self._federation.indices(client, "train")
-        x = torch.from_numpy(self._data.x[indices])
-        x = (x.float() / 255 - self._mean) / self._std
-        y = torch.from_numpy(self._data.y[indices].astype(np.int64))
-        for batch in Budget().batches(len(indices), stream(0, "batches", t, client)):
+        x, y = self._part(client, "train")
+        for batch in Budget().batches(len(y), stream(0, "batches", t, client)):
             at = torch.from_numpy(batch)
             optimiser.zero_grad()
             F.cross_entropy(self._module(x[at]), y[at]).backward()
@@ -166,3 +180,36 @@ class Bare:
     def weights(self) -> torch.Tensor:
         self._module.load_state_dict(self._global)
         return Layout.of(self._module).flatten(self._module)
+
+
+class BareMeta(Bare):
+    """FedMeta-Per by hand: second-order MAML with autograd, a head for every client."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        self._heads: dict[int, dict[str, torch.Tensor]] = {}
+
+    def _train(self, client: int, t: int) -> None:
+        rule = MAML(0.01)
+        start = {**self._global, **self._heads.get(client, {})}
+        w = {k: v.clone().requires_grad_() for k, v in start.items()}
+        data = {part: self._part(client, part) for part in (SUPPORT, QUERY)}
+        sizes = {part: len(y) for part, (_, y) in data.items()}
+        for step in rule.plan(sizes, Budget(), stream(0, "batches", t, client)):
+            fast = w
+            for batch in step[SUPPORT]:
+                x, y = (v[torch.from_numpy(batch)] for v in data[SUPPORT])
+                loss = F.cross_entropy(functional_call(self._module, fast, (x,)), y)
+                grads = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+                fast = {k: v - 0.01 * g for (k, v), g in zip(fast.items(), grads, strict=True)}
+            x, y = (v[torch.from_numpy(step[QUERY])] for v in data[QUERY])
+            loss = F.cross_entropy(functional_call(self._module, fast, (x,)), y)
+            grads = torch.autograd.grad(loss, list(w.values()))
+            with torch.no_grad():
+                for value, grad in zip(w.values(), grads, strict=True):
+                    value.sub_(grad, alpha=0.05)
+        trained = {k: v.detach() for k, v in w.items()}
+        self._heads[client] = {k: v.clone() for k, v in trained.items() if k.startswith("out.")}
+        # the server averages the base; its own head stays as it was
+        heads = {k: v for k, v in self._global.items() if k.startswith("out.")}
+        self._module.load_state_dict({**trained, **heads})

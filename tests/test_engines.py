@@ -23,6 +23,11 @@ from fedloom.mix import Average
 from fedloom.models import build
 from fedloom.models.nets import Conv4
 
+PERSONAL_AND_META = (
+    "fedper", "lg-fedavg", "fedmeta-maml", "fedmeta-metasgd", "fedmeta-per-maml",
+    "fedmeta-per-metasgd", "fedavg-meta", "fedper-meta",
+)  # fmt: skip
+
 METHODS = {
     "fedavg": "fedavg",
     "fedprox": "fedprox:mu=0.5",
@@ -32,6 +37,7 @@ METHODS = {
     "private heads": method(mix=Average("body")),
     "maml": method(local=ToyMeta(0.2)),
     "meta-sgd": method(local=ToyMeta(0.2, learned=True), mix=Average("body")),
+    **{name: name for name in PERSONAL_AND_META},
     "fine-tuned": method(local=Proximal(0.1), adapt=FineTune(lr=0.1)),
     "sub-models": method(select=Half()),
     "swap": method(mix=Swap()),
@@ -213,6 +219,7 @@ def test_auto_goes_by_model_and_device_only():
     assert auto("conv4", (1, 28, 28)) == "processes"
 
 
+@pytest.mark.filterwarnings("ignore:This CPU has no bf16")
 def test_bf16_learns_and_keeps_fp32_weights(quick):
     results = {p: quick(precision=p, rounds=10, lr=0.2) for p in ("fp32", "bf16")}
     assert states(results["bf16"])["shared"].dtype == torch.float32

@@ -18,7 +18,9 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.mark.parametrize("name", ["fedavg", "local", "fine-tuned", "sub-models"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "local", "fine-tuned", "sub-models", "lg-fedavg", "fedmeta-per-metasgd"]
+)
 def test_ray_gives_the_bits_of_serial(quick, cluster, name):
     serial, pool = run(quick, name), run(quick, name, engine="ray", workers=2)
     for key, value in states(serial).items():

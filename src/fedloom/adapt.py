@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedloom.local.rule import Budget, LocalRule
+from fedloom.local.rule import LocalRule
 from fedloom.local.sgd import SGD
 
 
@@ -19,7 +19,7 @@ class Adapt:
     rule: LocalRule | None = None  # None: not at all
     scored: str = "test"
     learns: str = "test-support"
-    budget: Budget = field(default_factory=Budget)
+    epochs: int = 1  # passes, in batches of the run's size
     lr: float | None = None  # None: the run's own
 
 

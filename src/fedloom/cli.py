@@ -39,7 +39,7 @@ app.add_typer(data_app, name="data")
 def main() -> None:
     """The console script."""
     debug = "--debug" in sys.argv
-    warnings.showwarning = _warn
+    warnings.showwarning = _warn  # type: ignore[assignment]
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         app()
@@ -314,6 +314,49 @@ def show(
     if plot:
         result.plot(plot)
     print_result(result, details=True)
+
+
+@app.command()
+def study(
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="Study name.", show_default=False),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Name all studies.")] = False,
+    data: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--data", help="Data set.", show_default="the study's first"),
+    ] = None,
+    preset: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--preset", help="Constants to run with.", show_default="the study's first"),
+    ] = None,
+    scale: Annotated[str, typer.Option("--scale", help="quick or full.")] = "quick",
+    seeds: Annotated[int, typer.Option("--seeds", help="Seeds, a run of each cell a seed.")] = 1,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, help="Runs at a time; 0: as many as cores.")
+    ] = 0,
+    out: Out = None,
+) -> None:
+    """Run a whole study: its runs in parallel, then its tables and figures.
+
+    What is finished is never run again: the same command goes on after an interruption.
+    """
+    from fedloom.engine.choose import cores
+    from fedloom.experiment.study import Ask, run_study, write_report
+    from fedloom.report.terminal import StudyProgress, print_studies, print_tables
+    from fedloom.studies import STUDIES, find
+
+    if listed or name is None:
+        print_studies(STUDIES)
+        return
+    chosen = find(name)
+    ask = Ask(data or chosen.data[0], preset or chosen.presets[0], scale, seeds)
+    folder = out or Path("runs") / f"study-{name}-{ask.data}-{ask.preset}-{ask.scale}"
+    with StudyProgress() as progress:
+        results = run_study(chosen, ask, folder, workers or cores(), progress)
+    print_tables(write_report(chosen, ask, results, folder))
+    print(f"Tables and figures: {folder}")
 
 
 @data_app.command("list")

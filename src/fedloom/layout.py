@@ -223,9 +223,11 @@ class Layout:
         """The columns of a named part.
 
         `all`, `none`; `head` (the last layer) or `head:K` (the last K layers) and `body[:K]` (all
-        the rest); the name of any module or tensor (`fc1`, `layer1.0`, `fc1.weight`); or several
-        of those joined by `+`.
+        the rest); the name of any module or tensor (`fc1`, `layer1.0`, `fc1.weight`); several
+        of those joined by `+`; or `not` any of these.
         """
+        if part.startswith("not "):
+            return self.columns(part[4:]).others()
         return Columns.union(
             itertools.chain.from_iterable(self._ranges(p.strip()) for p in part.split("+")),
             self.size,

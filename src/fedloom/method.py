@@ -1,4 +1,4 @@
-"""A method is a declaration: topology × select × local × mix × adapt.
+"""A method is a declaration: topology × select × local × mix × adapt (× newcomer).
 
 This is the contract that all methods share. A method names its parts and nothing else; the runner
 walks the round, the engine trains, and everything that follows from the parts (state, checkpoints,
@@ -16,6 +16,7 @@ from fedloom.adapt import Adapt, AsIs
 from fedloom.errors import FedloomError
 from fedloom.local import SGD, LocalRule
 from fedloom.mix import Average, Mix
+from fedloom.newcomer import Newcomer, Shared
 from fedloom.select import Select, Whole
 from fedloom.topology import Star, Topology
 
@@ -33,6 +34,7 @@ class Method:
     topology: Topology = field(default_factory=Star)
     select: Select = field(default_factory=Whole)
     adapt: Adapt = field(default_factory=AsIs)
+    newcomer: Newcomer = field(default_factory=Shared)
 
     def __post_init__(self) -> None:
         names = {name: type(getattr(self, name)).__name__ for name in ("local", "mix", "topology")}
@@ -50,6 +52,18 @@ class Method:
             raise FedloomError(
                 f"{names['topology']} trains one model on everyone's data, but "
                 f"{names['mix']} keeps a model on each client. Use a mix with a shared model."
+            )
+        unlearned = set(self.adapt.rule.extras if self.adapt.rule else ()) - set(self.local.extras)
+        if unlearned:
+            raise FedloomError(
+                f"{type(self.adapt.rule).__name__} needs values ({', '.join(sorted(unlearned))}) "
+                f"that {names['local']} does not learn. Use a local rule that does, or another "
+                "adapt."
+            )
+        if self.newcomer.choice == "best" and self.adapt.rule is None:
+            raise FedloomError(
+                f"{type(self.newcomer).__name__} picks a part by how it adapts to the support "
+                "part, but nothing is adapted. Give the method an adapt, such as FineTune()."
             )
         if self.topology.pools and not isinstance(self.select, Whole):
             raise FedloomError(

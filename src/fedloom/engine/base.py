@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -111,6 +111,7 @@ class Scored:
 
     confusion: np.ndarray
     loss: np.ndarray
+    probabilities: np.ndarray | None = None  # per sample, where a block asks for them
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class Block:
     owner: np.ndarray  # position in `who`, per sample
     who: np.ndarray
     calibrate: tuple[int, ...]  # whose training data measures static norms
+    probabilities: bool = False
 
 
 class Engine(ABC):
@@ -170,6 +172,28 @@ class Engine(ABC):
             for block in self._cut(i, True, common, np.array([i]), whole[i : i + 1])
         ]
         return self._gather(rows, blocks, len(rows))
+
+    def vote(self, clients: np.ndarray, rows: Tensor, part: str) -> Scored:
+        """Score clients by what most of the rows predict; ties go to the likelier class, and the
+        loss is that of the mean probability."""
+        groups = [self.setting.federation.indices(int(c), part) for c in clients]
+        whole, who = tuple(int(c) for c in clients), np.arange(len(groups))
+        cut = list(self._cut(0, False, groups, who, whole))
+        blocks = [replace(b, row=k, probabilities=True) for k in range(len(rows)) for b in cut]
+        scored = self.run_blocks(rows, blocks)
+        classes = self.setting.dataset.n_classes
+        confusion = np.zeros((len(clients), classes, classes), dtype=np.int64)
+        loss = np.zeros(len(clients))
+        for i, block in enumerate(cut):
+            votes, mean = np.zeros((2, len(block.indices), classes))
+            for found in scored[i :: len(cut)]:
+                assert found.probabilities is not None
+                votes[np.arange(len(votes)), found.probabilities.argmax(1)] += 1
+                mean += found.probabilities / len(rows)
+            y, owner = self.setting.dataset.y[block.indices], block.who[block.owner]
+            np.add.at(confusion, (owner, y, (votes + mean / 2).argmax(1)), 1)
+            np.add.at(loss, owner, -np.log(np.maximum(mean[np.arange(len(y)), y], 1e-30)))
+        return Scored(confusion, loss)
 
     def close(self) -> None:
         """Let go of workers, if there are any."""

@@ -31,8 +31,10 @@ _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
 _NOTHING = np.empty(0, dtype=np.int64)
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
 
-#: data part → images, labels, and weights of the samples (None: all count), a client each
-Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None]]
+#: images, labels, and weights of the samples (None: all count), a client each
+Stacked3 = tuple[Tensor, Tensor, Tensor | None]
+#: the same by data part
+Stack = Mapping[str, Stacked3]
 #: whole rows, data, where the gradients go → losses
 Gradient = Callable[[Tensor, Stack, Tensor], Tensor]
 
@@ -82,7 +84,8 @@ class Stacked(Engine):
         return [done[i] for i in range(len(jobs))]
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
-        if same_row(rows) or self.setting.static:
+        alone = same_row(rows) or self.setting.static or any(b.probabilities for b in blocks)
+        if alone:
             return [self._worker.score(rows[block.row], block) for block in blocks]
         most = max(_AT_ONCE // rows.shape[1], 1)
         return [
@@ -240,19 +243,21 @@ class _Reader:
 
     def sizes(self, step: int, active: int) -> np.ndarray:
         """The number of samples that each client has in this step."""
-        return np.array([sum(map(len, job.steps[step].values())) for job in self._jobs[:active]])
+        return np.array(
+            [sum(at.size for at in job.steps[step].values()) for job in self._jobs[:active]]
+        )
 
     def alike(self, step: int, active: int) -> list[list[int]]:
         """The active clients in groups whose batches are of one size."""
-        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        groups: dict[Hashable, list[int]] = defaultdict(list)
         for i, job in enumerate(self._jobs[:active]):
-            groups[tuple(map(len, job.steps[step].values()))].append(i)
+            groups[tuple(at.shape for at in job.steps[step].values())].append(i)
         return list(groups.values())
 
     def batch(self, step: int, who: Sequence[int]) -> Stack:
         """The stack of a step for some clients."""
         jobs = [self._jobs[i] for i in who]
-        out: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
+        out: dict[str, Stacked3] = {}
         for part in jobs[0].steps[step]:
             if part in self._flat:
                 out[part] = self._look_up(part, [self._at[part][i][step] for i in who])
@@ -264,28 +269,42 @@ class _Reader:
                 out[part] = _pad([b.x for b in batches], [b.y for b in batches])
         return out
 
-    def _look_up(
-        self, part: str, positions: list[np.ndarray]
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _look_up(self, part: str, positions: list[np.ndarray]) -> Stacked3:
         x, y = self._flat[part]
-        counts = np.array([len(p) for p in positions])
-        width, weight = int(counts.max()), None
-        if (counts < width).any():
-            weight = torch.from_numpy(np.arange(width) < counts[:, None]).to(
-                x.device, torch.float32
-            )
-            positions = [np.pad(p, (0, width - len(p)), mode="edge") for p in positions]
-        flat = torch.from_numpy(np.concatenate(positions)).to(x.device)
+        shape, real = _common([p.shape for p in positions])
+        index = np.empty((len(positions), *shape), dtype=np.int64)
+        for i, p in enumerate(positions):
+            if real is not None:
+                index[i] = p.flat[0]
+            index[i][_corner(p.shape)] = p
+        flat = torch.from_numpy(index.reshape(-1)).to(x.device)
         images = self._jobs[0].shelves[part].source.normalise(x.index_select(0, flat))
-        shape = (len(positions), width)
-        return images.view(*shape, *images.shape[1:]), y.index_select(0, flat).view(shape), weight
+        weight = None if real is None else real.to(x.device)
+        return images.unflatten(0, index.shape), y.index_select(0, flat).view(index.shape), weight
 
 
-def _pad(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+def _pad(xs: list[Tensor], ys: list[Tensor]) -> Stacked3:
     """Batches of different sizes as one stack, with weights where some are shorter."""
-    width = max(len(y) for y in ys)
-    x, y = xs[0].new_zeros(len(xs), width, *xs[0].shape[1:]), ys[0].new_zeros(len(ys), width)
-    weight = x.new_zeros(len(xs), width)
+    shape, real = _common([tuple(y.shape) for y in ys])
+    image = xs[0].shape[len(shape) :]
+    x, y = xs[0].new_zeros(len(xs), *shape, *image), ys[0].new_zeros(len(ys), *shape)
     for i, (a, b) in enumerate(zip(xs, ys, strict=True)):
-        x[i, : len(b)], y[i, : len(b)], weight[i, : len(b)] = a, b, 1.0
-    return x, y, None if all(len(b) == width for b in ys) else weight
+        corner = _corner(tuple(b.shape))
+        x[i][corner], y[i][corner] = a, b
+    return x, y, None if real is None else real.to(x.device)
+
+
+def _common(shapes: list[tuple[int, ...]]) -> tuple[tuple[int, ...], Tensor | None]:
+    """The least shape that holds all of these; and, where they differ, 1 for what is really there,
+    0 for padding."""
+    if len(set(shapes)) == 1:
+        return shapes[0], None
+    least = tuple(map(max, zip(*shapes, strict=True)))
+    real = torch.zeros(len(shapes), *least)
+    for i, shape in enumerate(shapes):
+        real[i][_corner(shape)] = 1.0
+    return least, real
+
+
+def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(n) for n in shape)

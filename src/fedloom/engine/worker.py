@@ -121,7 +121,7 @@ class Worker:
                 grad = rule.direction(resident.grad, resident.weights, anchor)
                 if rule.sends == "weights":
                     velocity = optimiser.step(resident.weights, grad, velocity)
-                size = sum(len(at) for at in step.values())
+                size = sum(at.size for at in step.values())
                 loss_sum += loss.detach() * size
                 seen += size
         with torch.no_grad():
@@ -155,16 +155,20 @@ class Worker:
         classes, groups = self.setting.dataset.n_classes, len(block.who)
         loss = np.zeros(groups)
         confusion = np.zeros(groups * classes * classes, dtype=np.int64)
+        kept = []
         with torch.inference_mode(), self.setting.autocast():
             for at in range(0, len(block.indices), _SCORE_BATCH):
                 batch = source.batch(block.indices[at : at + _SCORE_BATCH])
                 logits = resident.module(batch.x).float()
                 cells, losses = cells_and_losses(logits, batch.y, classes)
+                if block.probabilities:
+                    kept.append(logits.softmax(-1).double().cpu().numpy())
                 who = block.owner[at : at + _SCORE_BATCH]
                 cell = who * classes * classes + cells
                 confusion += np.bincount(cell, minlength=len(confusion))
                 loss += np.bincount(who, weights=losses, minlength=groups)
-        return Scored(confusion.reshape(groups, classes, classes), loss)
+        known = np.concatenate(kept) if kept else None
+        return Scored(confusion.reshape(groups, classes, classes), loss, known)
 
     def source(self, block: Block) -> Source:
         return self._test if block.common and len(self._test.y) else self._train

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,21 +102,14 @@ class Result:
         It takes images as `normalise` makes them. A model of your own factory needs that factory
         again.
         """
-        tensors, about = self.store.checkpoint()
         if client is not None and not (
             isinstance(client, int) and 0 <= client < self.config["clients"]
         ):
             raise FedloomError(
                 f"There is no client {client}; they are numbered 0 to {self.config['clients'] - 1}."
             )
-        if factory is None and about["model"] == "custom":
-            raise FedloomError(
-                "This run's model came from a factory given in Python: pass it again, "
-                "result.model(factory=...)."
-            )
-        shape = tuple(about["shape"])
-        source = factory or model_factory(about["model"])
-        module = build(source, shape, about["classes"], about["seed"], about["model_options"])
+        tensors, about = self.store.checkpoint()
+        module = self._builder(about, factory)()
         layout = Layout.of(module, about["extras"])
         row = tensors["shared"]
         if "kept/clients" in tensors:
@@ -129,6 +123,30 @@ class Result:
                 )
             row = kept.compose([client], row)[0]
         return layout.load(module, row).eval()
+
+    def newcomer_model(
+        self, images: npt.ArrayLike, labels: npt.ArrayLike, factory: Factory | None = None
+    ) -> nn.Module:
+        """A model for somebody who took no part, from a few labelled images of theirs.
+
+        What the method does with newcomers is done: shared and private parts are tried, averaged or
+        asked to vote, and fine-tuned on the images. These come in the data's own units, as
+        (N, C, H, W); labels are class numbers.
+        """
+        from fedloom.experiment.personal import personal_model
+
+        _, about = self.store.checkpoint()
+        make = self._builder(about, factory)
+        return personal_model(self, images, labels, make, Layout.of(make(), about["extras"]))
+
+    def _builder(self, about: dict[str, Any], factory: Factory | None) -> Callable[[], nn.Module]:
+        if factory is None and about["model"] == "custom":
+            raise FedloomError(
+                "This run's model came from a factory given in Python: pass it again, factory=...."
+            )
+        source = factory or model_factory(about["model"])
+        shape, options = tuple(about["shape"]), about["model_options"]
+        return partial(build, source, shape, about["classes"], about["seed"], options)
 
     def normalise(self, images: npt.ArrayLike) -> Tensor:
         """Images (N, C, H, W) in the data's own units, as the model was fed them in training."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -157,7 +158,8 @@ class Runner:
         part = x.method.local.weighs
         if x.method.topology.pools:
             return np.array([x.federation.sizes(part).sum()], dtype=np.float64)
-        return np.array([x.federation.size(int(c), part) for c in clients], dtype=np.float64)
+        assert x.state.weigh is not None
+        return x.state.weigh(clients)
 
     def _bytes(self, gathering: Gathering, t: int) -> tuple[int, int]:
         x = self.experiment
@@ -199,27 +201,66 @@ class Runner:
         return {"accuracy": float(accuracy.mean()), "loss": float(loss.mean())}
 
     def _score_clients(self, t: int, clients: np.ndarray) -> pd.DataFrame:
-        x = self.experiment
-        adapt = x.method.adapt
-        tables = []
-        for some in _chunks(clients):
-            rows = x.state.rows(some)
-            holds = np.stack([x.federation.classes_of(int(c)) for c in some])
-            table = self._table(x.engine.score(some, rows, adapt.scored), holds)
-            if adapt.rule is not None:
-                before = table["accuracy"]
-                rows = self._adapted(t, adapt.rule, some, rows)
-                table = self._table(x.engine.score(some, rows, adapt.scored), holds)
-                table["accuracy_before"] = before
-            table.insert(0, "client", some)
-            table.insert(1, "capacity", x.capacities[some])
-            table.insert(2, "train_samples", [x.federation.size(int(c), "train") for c in some])
-            tables.append(table)
-        return pd.concat(tables, ignore_index=True)
+        """Everyone with a model of its own or the shared one; strangers by the newcomer rule."""
+        state, newcomer = self.experiment.state, self.experiment.method.newcomer
+        known = np.array([not state.personal or int(c) in state.kept for c in clients])
+        tables = [self._score_rows(t, some, state.rows(some)) for some in _chunks(clients[known])]
+        strangers = clients[~known]
+        if len(strangers):
+            owners = state.kept.clients
+            tried = newcomer.candidates(state.shared, state.kept, self._weights(owners))
+            if newcomer.choice == "only":
+                tables += [
+                    self._score_rows(t, some, tried.expand(len(some), -1))
+                    for some in _chunks(strangers)
+                ]
+            elif newcomer.choice == "vote":
+                tables += [self._score_votes(some, tried) for some in _chunks(strangers)]
+            else:
+                tables += [self._score_best(t, some, tried, owners) for some in _chunks(strangers)]
+        return pd.concat(tables, ignore_index=True).sort_values("client", ignore_index=True)
 
-    @staticmethod
-    def _table(scored: Scored, holds: np.ndarray) -> pd.DataFrame:
-        return client_scores(scored.confusion, scored.loss, holds)
+    def _score_rows(self, t: int, clients: np.ndarray, rows: Tensor) -> pd.DataFrame:
+        """Each client with its row, adapted first if the method says so."""
+        x, adapt = self.experiment, self.experiment.method.adapt
+        table = self._table(clients, x.engine.score(clients, rows, adapt.scored))
+        if adapt.rule is not None:
+            before = table["accuracy"]
+            rows = self._adapted(t, adapt.rule, clients, rows)
+            table = self._table(clients, x.engine.score(clients, rows, adapt.scored))
+            table["accuracy_before"] = before
+        return table
+
+    def _score_best(
+        self, t: int, clients: np.ndarray, tried: Tensor, owners: np.ndarray
+    ) -> pd.DataFrame:
+        """Each client with the row that adapts best to its support part; `part_of` is whose."""
+        x, adapt = self.experiment, self.experiment.method.adapt
+        assert adapt.rule is not None
+        lowest = np.full(len(clients), np.inf)
+        chosen = np.zeros(len(clients), dtype=np.int64)
+        for k, row in enumerate(tried):
+            rows = self._adapted(t, adapt.rule, clients, row.expand(len(clients), -1))
+            loss = x.engine.score(clients, rows, adapt.learns).loss
+            better = loss < lowest
+            chosen[better], lowest[better] = k, loss[better]
+        table = self._score_rows(t, clients, tried[torch.from_numpy(chosen)])
+        table["part_of"] = owners[chosen] if len(owners) else -1
+        return table
+
+    def _score_votes(self, clients: np.ndarray, tried: Tensor) -> pd.DataFrame:
+        x = self.experiment
+        return self._table(clients, x.engine.vote(clients, tried, x.method.adapt.scored))
+
+    def _table(self, clients: np.ndarray, scored: Scored) -> pd.DataFrame:
+        x = self.experiment
+        holds = np.stack([x.federation.classes_of(int(c)) for c in clients])
+        table = client_scores(scored.confusion, scored.loss, holds)
+        table.insert(0, "client", clients)
+        table.insert(1, "capacity", x.capacities[clients])
+        sizes = [x.federation.size(int(c), "train") for c in clients]
+        table.insert(2, "train_samples", sizes)
+        return table
 
     def _adapted(self, t: int, rule: LocalRule, clients: np.ndarray, rows: Tensor) -> Tensor:
         x = self.experiment
@@ -227,7 +268,8 @@ class Runner:
         if adapt.lr is not None:
             optimiser = Optimiser(adapt.lr)
         data = dict.fromkeys(rule.parts, adapt.learns)
-        task = Task(rule, adapt.budget, optimiser, t, data=data)
+        budget = replace(x.budget, epochs=adapt.epochs, steps=None)
+        task = Task(rule, budget, optimiser, t, data=data)
         return torch.stack(x.engine.train(task, clients, rows).rows)
 
 

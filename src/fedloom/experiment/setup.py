@@ -150,7 +150,12 @@ def prepare(
         ray_address=config.ray_address,
     )
     budget = replace(config.budget, least=2 if has_batch_norm(module) else 1)
-    state = State(layout, method.mix, shared)
+
+    def weigh(clients: np.ndarray) -> np.ndarray:
+        sizes = [federation.size(int(c), method.local.weighs) for c in clients]
+        return np.array(sizes, dtype=np.float64)
+
+    state = State(layout, method.mix, shared, weigh)
     about = {
         "model": choose(shape) if factory == "auto" else config.model,
         "model_options": config.model_options,

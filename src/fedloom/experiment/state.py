@@ -5,9 +5,10 @@ One shared row, the columns that clients keep, and what the method's parts decla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedloom.errors import FedloomError
@@ -15,12 +16,18 @@ from fedloom.layout import Layout
 from fedloom.mix.base import Fields, Mix, Mixed
 from fedloom.population import Population
 
+#: clients → the weights n_k of their data
+Weigh = Callable[[np.ndarray], np.ndarray]
+
 
 class State:
     """The shared row, the kept rows and the declared memory."""
 
-    def __init__(self, layout: Layout, mix: Mix, shared: Tensor) -> None:
+    def __init__(
+        self, layout: Layout, mix: Mix, shared: Tensor, weigh: Weigh | None = None
+    ) -> None:
         self.shared = shared
+        self.weigh = weigh
         self.kept = Population(mix.kept(layout), layout.dtype)
         self.memory: dict[str, dict[int, Fields]] = {name: {} for name in mix.memory}
 
@@ -56,6 +63,8 @@ class State:
         out = {"shared": self.shared}
         if self.personal:
             out |= {f"kept/{name}": value for name, value in self.kept.tensors().items()}
+            if self.weigh is not None:  # a newcomer may be given their average
+                out["kept/weights"] = torch.from_numpy(self.weigh(self.kept.clients))
         for name, entries in self.memory.items():
             for key, fields in entries.items():
                 out |= {f"memory/{name}/{key}/{field}": v for field, v in fields.items()}

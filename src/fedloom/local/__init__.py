@@ -1,19 +1,24 @@
 """How a client learns: local rules, the budget they spend and the optimiser they share."""
 
+from fedloom.local.meta import MAML, LearnedRates, MetaSGD, Reptile
 from fedloom.local.optimiser import Optimiser, Schedule
 from fedloom.local.rule import Batch, Budget, LocalRule, Net, Params, cross_entropy
 from fedloom.local.sgd import SGD, FullGradient, Proximal
 
 __all__ = [
+    "MAML",
     "SGD",
     "Batch",
     "Budget",
     "FullGradient",
+    "LearnedRates",
     "LocalRule",
+    "MetaSGD",
     "Net",
     "Optimiser",
     "Params",
     "Proximal",
+    "Reptile",
     "Schedule",
     "cross_entropy",
 ]

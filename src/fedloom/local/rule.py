@@ -9,7 +9,7 @@ device. A rule must not know which, nor anything of files, methods or other clie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,13 +32,20 @@ class Batch:
     y: Tensor
     weight: Tensor | None = None
 
+    def rows(self) -> Iterator[Batch]:
+        """The batches of a part that a step names several of: the first axis counts them."""
+        for i in range(len(self.y)):
+            weight = None if self.weight is None else self.weight[i]
+            yield Batch(self.x[i], self.y[i], weight)
+
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """The mean cross-entropy over the samples of a batch that count."""
     if batch.weight is None:
         return F.cross_entropy(logits, batch.y)
     losses = F.cross_entropy(logits, batch.y, reduction="none")
-    return (losses * batch.weight).sum() / batch.weight.sum()
+    # A batch that is all padding costs nothing and moves nothing.
+    return (losses * batch.weight).sum() / batch.weight.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,9 @@ class LocalRule:
     def plan(
         self, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator
     ) -> list[Step]:
-        """The steps of this round: for each, positions within the client's data parts."""
+        """The steps of this round: for each, positions within the client's data parts.
+
+        Positions are one batch, or, as rows of a matrix, several (`Batch.rows`)."""
         return [{"train": batch} for batch in budget.batches(sizes["train"], rng)]
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch]) -> Tensor:

@@ -77,12 +77,17 @@ def plot_run(rounds: pd.DataFrame, clients: pd.DataFrame, title: str) -> Figure:
 
 
 def plot_comparison(curves: Mapping[str, Sequence[pd.DataFrame]]) -> Figure:
-    """One panel per score, one line per method: the mean over seeds, with its range shaded."""
+    """The scores that every comparison shows."""
     panels = {
         "test_accuracy": "common test set",
         "macro": "clients' own test data",
         "worst10": "worst 10 % of clients",
     }
+    return plot_curves(curves, panels)
+
+
+def plot_curves(curves: Mapping[str, Sequence[pd.DataFrame]], panels: Mapping[str, str]) -> Figure:
+    """One panel per score, one line per method: the mean over seeds, with its range shaded."""
     present = [c for c in panels if any(c in f for fs in curves.values() for f in fs)]
     if not present:
         raise FedloomError("None of these runs has been scored, so there is nothing to plot.")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from fedloom.data.partition import Partition
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
+    from fedloom.experiment.study import Study
+    from fedloom.experiment.study import Table as StudyTable
     from fedloom.methods.registry import MethodOptions
 
 _LEAST_WIDTH = 80  # narrower tables are harder to read than lines that a terminal wraps
@@ -261,6 +263,52 @@ def print_comparison(comparison: Comparison, report: Path) -> None:
     for why in comparison.diverged.values():
         out.print(f"Not in the table: {why}")
     out.print(f"Report: {report}")
+
+
+class StudyProgress:
+    """How far a study is: a live bar on a terminal, a line per finished run elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._task = TaskID(0)
+        self._finished = -1
+
+    def __enter__(self) -> StudyProgress:
+        if err.is_terminal:
+            self._bar = Bar(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TimeRemainingColumn(), console=err, transient=True,
+            )  # fmt: skip
+            self._task = self._bar.add_task("rounds", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, names: str, done: int, rounds: int, finished: int, jobs: int) -> None:
+        if self._bar is not None:
+            self._bar.update(
+                self._task, completed=done, total=rounds, description=f"{finished}/{jobs} {names}"
+            )
+        elif finished > self._finished:
+            err.print(f"{finished} of {jobs} runs finished, {done} of {rounds} rounds")
+        self._finished = finished
+
+
+def print_studies(studies: Mapping[str, Study]) -> None:
+    rows = [
+        [s.name, s.title, ", ".join(s.data), ", ".join(s.presets), ", ".join(s.scales)]
+        for s in studies.values()
+    ]
+    out.print(_table(("study", "what", "data", "presets", "scales"), rows, left=5))
+
+
+def print_tables(tables: Sequence[StudyTable]) -> None:
+    for table in tables:
+        out.print(f"\n{table.title}")
+        out.print(_table(table.heads, [list(row) for row in table.rows], left=2))
 
 
 def print_methods(methods: Mapping[str, type[MethodOptions]]) -> None:

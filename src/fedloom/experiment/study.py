@@ -1,0 +1,244 @@
+"""A study: many runs, declared together with the tables and figures that are made of them.
+
+A study says which cells it has (a method with its settings each) and what to show of their results.
+Running them is the same for all: cells run in parallel processes, one core each, through the same
+command line that a user has; a finished cell is never run again, an interrupted one goes on from
+its last whole round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import yaml
+
+from fedloom.errors import FedloomError, unknown
+from fedloom.experiment.config import make_config
+from fedloom.experiment.plugins import method_class
+from fedloom.experiment.result import Result
+from fedloom.experiment.store import RunStore
+
+_PAUSE = 0.5  # seconds between two looks at the running cells
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the user wants of a study."""
+
+    data: str
+    preset: str
+    scale: str = "full"
+    seeds: int = 1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run for every seed; `name` names its directory."""
+
+    name: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        lines = [self.heads, ["---"] * len(self.heads), *self.rows]
+        return f"**{self.title}**\n\n" + "\n".join("| " + " | ".join(r) + " |" for r in lines)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Curves over rounds, a panel for each score: label → one table of rounds per seed."""
+
+    name: str
+    title: str
+    panels: Mapping[str, str]  # column of `Result.evaluations` → title
+    curves: Mapping[str, Sequence[pd.DataFrame]]
+
+
+#: by cell: one result per seed; cells that diverged are missing
+Results = Mapping[str, Sequence[Result]]
+
+
+class Study(ABC):
+    """Runs, tables and figures as a declaration. Options are words that `Ask` may hold."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    data: ClassVar[tuple[str, ...]]
+    presets: ClassVar[tuple[str, ...]]
+    scales: ClassVar[tuple[str, ...]] = ("quick", "full")
+
+    @abstractmethod
+    def cells(self, ask: Ask) -> list[Cell]: ...
+
+    @abstractmethod
+    def tables(self, ask: Ask, results: Results) -> list[Table]: ...
+
+    def pictures(self, ask: Ask, results: Results) -> list[Picture]:
+        return []
+
+    def check(self, ask: Ask) -> None:
+        for kind, given, valid in (
+            ("data set of this study", ask.data, self.data),
+            ("preset", ask.preset, self.presets),
+            ("scale", ask.scale, self.scales),
+        ):
+            if given not in valid:
+                raise unknown(kind, given, valid)
+        if ask.seeds < 1:
+            raise FedloomError(f"seeds={ask.seeds}: at least one seed is needed.")
+
+
+@dataclass
+class _Job:
+    cell: Cell
+    seed: int
+    path: Path
+    rounds: int
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def done(self) -> int:
+        """Rounds that are on disk."""
+        with contextlib.suppress(OSError):
+            return (self.path / "rounds.jsonl").read_bytes().count(b"\n")
+        return 0
+
+
+#: (job's name, rounds done and asked of all jobs, jobs finished, jobs) → shown to the user
+Say = Callable[[str, int, int, int, int], None]
+
+
+def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict[str, list[Result]]:
+    """Run what is not finished yet; returns the results by cell."""
+    study.check(ask)
+    jobs = [_job(cell, seed, out) for cell in study.cells(ask) for seed in range(ask.seeds)]
+    waiting = deque(job for job in jobs if not _finished(job))
+    running: list[_Job] = []
+    failed: list[str] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.popleft()
+                job.process = _start(job)
+                running.append(job)
+            for job in [
+                j for j in running if j.process is not None and j.process.poll() is not None
+            ]:
+                running.remove(job)
+                assert job.process is not None
+                words = _log(job).read_text().strip()
+                if job.process.returncode and "Training diverged" in words:
+                    _diverged(job).write_text(words)  # a result too: it is not tried again
+                elif job.process.returncode:
+                    failed.append(f"{job.path.name}: {words}")
+            everything = sum(j.rounds for j in jobs)
+            finished = sum(1 for j in jobs if j not in running and j not in waiting)
+            names = ", ".join(j.path.name for j in running)
+            say(names, sum(j.done for j in jobs), everything, finished, len(jobs))
+            if running:
+                time.sleep(_PAUSE)
+    finally:
+        for job in running:
+            if job.process is not None:
+                job.process.terminate()
+        for job in running:
+            if job.process is not None:
+                job.process.wait()
+    if failed:
+        raise FedloomError(
+            f"{len(failed)} of {len(jobs)} runs failed; the others are safe in '{out}', and the "
+            f"same command goes on. First: {failed[0]}"
+        )
+    results: dict[str, list[Result]] = {}
+    for job in jobs:
+        mine = results.setdefault(job.cell.name, [])
+        if not _diverged(job).exists():
+            mine.append(Result(job.path))
+    return {name: runs for name, runs in results.items() if len(runs) == ask.seeds}
+
+
+def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Table]:
+    """Write tables.md and the figures; returns the tables."""
+    from fedloom.report.plots import plot_curves, save
+
+    tables = study.tables(ask, results)
+    text = "\n\n".join([f"# {study.title}", *(t.markdown() for t in tables)])
+    pictures = study.pictures(ask, results)
+    for picture in pictures:
+        file = out / f"{picture.name}.png"
+        save(plot_curves(picture.curves, picture.panels), file)
+        text += f"\n\n![{picture.title}]({file.name})"
+    (out / "tables.md").write_text(text + "\n", encoding="utf-8")
+    return tables
+
+
+def _job(cell: Cell, seed: int, out: Path) -> _Job:
+    """A cell with a seed, checked before anything runs."""
+    path = out / f"{cell.name}-s{seed}"
+    settings = {**cell.settings, "method": cell.method, "seed": seed, "workers": 1}
+    config, _ = make_config(settings, method_class(cell.method))
+    store = RunStore(path)
+    if store.exists:
+        before, after = store.config(), config.model_dump()
+        changed = [key for key, value in after.items() if before.get(key) != value]
+        if changed:
+            raise FedloomError(
+                f"'{path}' was run with {changed[0]}={before.get(changed[0])}, not "
+                f"{after[changed[0]]}. Choose another --out, or remove it."
+            )
+    file = _config_file(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False), encoding="utf-8")
+    return _Job(cell, seed, path, config.rounds)
+
+
+def _config_file(path: Path) -> Path:
+    return path.parent / "cells" / f"{path.name}.yaml"
+
+
+def _log(job: _Job) -> Path:
+    return _config_file(job.path).with_suffix(".log")
+
+
+def _diverged(job: _Job) -> Path:
+    return _config_file(job.path).with_suffix(".diverged")
+
+
+def _finished(job: _Job) -> bool:
+    if _diverged(job).exists():
+        return True
+    store = RunStore(job.path)
+    return (
+        store.exists
+        and store.has_checkpoint()
+        and (int(store.checkpoint()[1]["round"]) >= job.rounds)
+    )
+
+
+def _start(job: _Job) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "fedloom", "run", "--out", str(job.path)]
+    words += (
+        ["--resume"] if RunStore(job.path).exists else ["--config", str(_config_file(job.path))]
+    )
+    with _log(job).open("w") as log:
+        # A session of its own: Ctrl-C is for the study, which then ends its runs.
+        return subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=log, text=True, start_new_session=True
+        )

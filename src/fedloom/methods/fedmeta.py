@@ -1,0 +1,108 @@
+"""FedMeta and FedMeta-Per (Chen et al. 2018; S1 §3.1, §3.3): meta-learning, alone and with private
+parts.
+
+The learning rate of the run is β, that of the meta step; `alpha` is the inner one. Every client
+fine-tunes on its support part, at the inner rate, before it is scored.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fedloom.adapt import FineTune
+from fedloom.local import MAML, SGD, LearnedRates, LocalRule, MetaSGD, Reptile
+from fedloom.method import Method
+from fedloom.methods.registry import MethodOptions, register
+from fedloom.mix import Average
+from fedloom.newcomer import BestPart, Newcomer, Shared
+
+
+class _Meta(MethodOptions):
+    alpha: float = Field(0.01, ge=0, le=1e30, description="learning rate of the inner steps")
+    inner_steps: int | None = Field(
+        None, ge=1, description="inner steps; none: one pass over the support batches"
+    )
+    tune_epochs: int = Field(1, ge=1, description="passes over the support part at test time")
+
+    def _method(self, local: LocalRule, adapt: FineTune) -> Method:
+        return Method(local, Average(self._shared), adapt=adapt, newcomer=self._newcomer)
+
+    @property
+    def _shared(self) -> str:
+        return "all"
+
+    @property
+    def _newcomer(self) -> Newcomer:
+        return Shared()
+
+
+class _MAML(_Meta):
+    rule: Literal["maml", "fomaml", "reptile"] = Field(
+        "maml", description="maml, fomaml (no second derivatives) or reptile"
+    )
+    epsilon: float = Field(1.0, gt=0, le=1, description="reptile's share of the way")
+
+    def build(self) -> Method:
+        local: LocalRule = MAML(self.alpha, self.inner_steps, self.rule == "fomaml")
+        if self.rule == "reptile":
+            local = Reptile(self.epsilon)
+        return self._method(local, FineTune(SGD(), epochs=self.tune_epochs, lr=self.alpha))
+
+
+class _MetaSGD(_Meta):
+    def build(self) -> Method:
+        adapt = FineTune(LearnedRates(self.alpha), epochs=self.tune_epochs, lr=1.0)
+        return self._method(MetaSGD(self.alpha, self.inner_steps), adapt)
+
+
+class _Per(_Meta):
+    private: str = Field("head", description="part kept by clients: head, head:K, a layer")
+
+    @property
+    def _shared(self) -> str:
+        return f"not {self.private}"
+
+    @property
+    def _newcomer(self) -> Newcomer:
+        return BestPart()
+
+
+@register
+class FedMetaMAML(_MAML):
+    """Clients adapt on their support part and send w − β∇_w L(ŵ; query), the gradient taken through
+    the adaptation; the server averages by the size of the query parts."""
+
+    name = "fedmeta-maml"
+    family = "meta"
+    source = "Chen et al. 2018; S1 §3.1.1"
+
+
+@register
+class FedMetaSGD(_MetaSGD):
+    """FedMeta whose inner rates are learned too, one for every weight, and averaged with them."""
+
+    name = "fedmeta-metasgd"
+    family = "meta"
+    source = "Chen et al. 2018; S1 §3.1.2"
+
+
+@register
+class FedMetaPerMAML(_Per, _MAML):
+    """FedMeta's step on a shared base and a private part. A newcomer tries every private part,
+    fine-tunes each on its support part and keeps the one with the lowest loss there."""
+
+    name = "fedmeta-per-maml"
+    family = "personal + meta"
+    source = "S1 §3.3"
+
+
+@register
+class FedMetaPerSGD(_Per, _MetaSGD):
+    """FedMeta-Per with learned rates: those of shared weights are shared, those of private ones
+    private."""
+
+    name = "fedmeta-per-metasgd"
+    family = "personal + meta"
+    source = "S1 §3.3"

@@ -1,0 +1,26 @@
+"""LG-FedAvg (Liang et al. 2020; S1 §3.2.2): private features, a shared head."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fedloom.local import SGD
+from fedloom.method import Method
+from fedloom.methods.registry import MethodOptions, register
+from fedloom.mix import Average
+from fedloom.newcomer import Vote
+
+
+@register
+class LGFedAvg(MethodOptions):
+    """FedPer the other way round: clients keep the layers that find features and share the linear
+    ones. For a newcomer all private parts vote."""
+
+    name = "lg-fedavg"
+    family = "personal"
+    source = "Liang et al. 2020; S1 §3.2.2"
+
+    shared: str = Field("head", description="part that is averaged: head, head:K, a layer")
+
+    def build(self) -> Method:
+        return Method(local=SGD(), mix=Average(self.shared), newcomer=Vote())

@@ -1,0 +1,331 @@
+"""Meta-learning and personal models: hand-worked steps, limiting cases, newcomers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from test_contract import method, states
+from torch import nn
+
+import fedloom
+from fedloom.adapt import FineTune
+from fedloom.errors import FedloomError
+from fedloom.local import (
+    MAML,
+    SGD,
+    Batch,
+    Budget,
+    LearnedRates,
+    MetaSGD,
+    Reptile,
+    cross_entropy,
+)
+from fedloom.local.meta import QUERY, SUPPORT
+from fedloom.method import Method
+from fedloom.mix import Average, GradientStep
+from fedloom.newcomer import BestPart
+
+META = ["fedmeta-maml", "fedmeta-metasgd", "fedmeta-per-maml", "fedmeta-per-metasgd"]
+PERSONAL = ["fedper", "lg-fedavg", "fedper-meta", *META[2:]]
+FAMILY = sorted({*META, *PERSONAL, "fedavg-meta"})
+
+
+# -- the step, by hand ----------------------------------------------------------------------------
+
+
+def quadratic(monkeypatch):
+    """L(w; b) = ½ a (w − c)², with a batch b = (a, c): everything can be worked out on paper."""
+    import fedloom.local.meta as meta
+
+    monkeypatch.setattr(meta, "cross_entropy", lambda out, batch: out)
+
+    def net(params, x):
+        a, c = x
+        return 0.5 * a * (params["w"] - c) ** 2
+
+    return net
+
+
+def step_data(inner, outer):
+    support = Batch(torch.tensor(inner), torch.zeros(len(inner)))
+    return {SUPPORT: support, QUERY: Batch(torch.tensor(outer), torch.zeros(1))}
+
+
+def gradient(rule, net, params, data):
+    return torch.func.grad(lambda p: rule.objective(net, p, data))(params)
+
+
+def test_a_maml_step_on_a_quadratic(monkeypatch):
+    net = quadratic(monkeypatch)
+    params = {"w": torch.tensor(1.0, dtype=torch.float64)}
+    data = step_data([[2.0, 3.0]], [4.0, -1.0])
+    # ŵ = 1 − 0.1·2(1 − 3) = 1.4; g = 4(1.4 + 1)·(1 − 0.1·2) = 7.68; without it 9.6
+    assert gradient(MAML(0.1), net, params, data)["w"] == pytest.approx(7.68)
+    assert gradient(MAML(0.1, first_order=True), net, params, data)["w"] == pytest.approx(9.6)
+
+
+def test_two_inner_steps_on_a_quadratic(monkeypatch):
+    net = quadratic(monkeypatch)
+    params = {"w": torch.tensor(1.0, dtype=torch.float64)}
+    data = step_data([[2.0, 3.0], [1.0, 0.0]], [4.0, -1.0])
+    # ŵ₁ = 1.4, ŵ₂ = 1.4·0.9 = 1.26; g = 4(1.26 + 1)·0.8·0.9
+    assert gradient(MAML(0.1), net, params, data)["w"] == pytest.approx(4 * 2.26 * 0.72)
+
+
+def small_net():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    params = {name: p.detach() for name, p in module.named_parameters()}
+    return lambda p, x: torch.func.functional_call(module, p, (x,)), params
+
+
+def random_data(steps=2):
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(steps, 5, 3, generator=g, dtype=torch.float64)
+    y = torch.randint(0, 2, (steps, 5), generator=g)
+    q = torch.randn(6, 3, generator=g, dtype=torch.float64)
+    return {SUPPORT: Batch(x, y), QUERY: Batch(q, torch.randint(0, 2, (6,), generator=g))}
+
+
+@pytest.mark.parametrize("rule", [MAML(0.3), MetaSGD(0.3)], ids=["maml", "metasgd"])
+def test_gradients_through_the_inner_steps_are_finite_differences(rule):
+    net, params = small_net()
+    params |= {f"alpha/{n}": torch.full_like(p, 0.3) for n, p in params.items() if rule.extras}
+    data = random_data()
+    grads = gradient(rule, net, params, data)
+    h = 1e-6
+    for name, value in params.items():
+        for i in range(value.numel()):
+            moved = []
+            for sign in (1, -1):
+                other = value.clone()
+                other.view(-1)[i] += sign * h
+                moved.append(rule.objective(net, {**params, name: other}, data))
+            assert grads[name].view(-1)[i] == pytest.approx(
+                float((moved[0] - moved[1]) / (2 * h)), abs=1e-7
+            )
+
+
+def test_the_gradient_of_meta_sgds_rates():
+    """∂L/∂α = −∇L_query(ŵ) ∘ ∇L_support(w), for one inner step."""
+    net, params = small_net()
+    rates = {f"alpha/{n}": torch.full_like(p, 0.2) for n, p in params.items()}
+    data = random_data(steps=1)
+    grads = gradient(MetaSGD(0.2), net, {**params, **rates}, data)
+
+    def loss(p, batch):
+        return cross_entropy(net(p, batch.x), batch)
+
+    inner = torch.func.grad(loss)(params, next(data[SUPPORT].rows()))
+    adapted = {n: p - 0.2 * inner[n] for n, p in params.items()}
+    outer = torch.func.grad(loss)(adapted, data[QUERY])
+    for name in params:
+        assert torch.allclose(grads[f"alpha/{name}"], -outer[name] * inner[name])
+
+
+def test_learned_rates_are_followed():
+    rows = torch.tensor([[1.0, 2.0, 0.5, 0.25]])  # two weights, their two rates
+    grad = torch.tensor([[4.0, 4.0, 9.0, 9.0]])
+    assert LearnedRates().direction(grad, rows, rows).tolist() == [[2.0, 1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("n", "steps", "shape"),
+    [(70, None, (3, 32)), (5, None, (1, 5)), (70, 4, (4, 32)), (64, None, (2, 32))],
+)
+def test_a_pass_over_the_support_part(n, steps, shape):
+    rng = np.random.default_rng(0)
+    rule = MAML(0.1, inner_steps=steps)
+    (first, *_) = rule.plan({SUPPORT: n, QUERY: 40}, Budget(), rng)
+    assert first[SUPPORT].shape == shape
+    if steps is None:
+        assert set(first[SUPPORT].ravel()) == set(range(n))
+
+
+def test_a_client_without_support_or_query_stays_as_it_is(quick):
+    rule = MAML(0.1)
+    assert rule.plan({SUPPORT: 0, QUERY: 1}, Budget(), np.random.default_rng(0)) == []
+
+
+# -- limiting cases on whole runs -----------------------------------------------------------------
+
+
+def test_fedper_with_no_private_layers_is_fedavg(quick, row):
+    assert torch.equal(row(quick("fedper:private=none")), row(quick("fedavg")))
+
+
+@dataclass(frozen=True)
+class OnQuery(SGD):
+    parts, weighs = (QUERY,), QUERY
+
+    def plan(self, sizes, budget, rng):
+        return [{QUERY: step[QUERY]} for step in MAML().plan({SUPPORT: 9, **sizes}, budget, rng)]
+
+    def objective(self, net, params, data):
+        return cross_entropy(net(params, data[QUERY].x), data[QUERY])
+
+
+def test_fedmeta_without_an_inner_rate_is_fedavg_on_the_query_sets(quick, row):
+    class Same(MAML):
+        """Draws its query batches as OnQuery does."""
+
+        def plan(self, sizes, budget, rng):
+            steps = OnQuery().plan({QUERY: sizes[QUERY]}, budget, rng)
+            return [{SUPPORT: np.arange(sizes[SUPPORT])[None], **step} for step in steps]
+
+    meta = quick(method(local=Same(alpha=0.0)), rounds=3)
+    plain = quick(method(local=OnQuery()), rounds=3)
+    assert torch.allclose(row(meta), row(plain), atol=1e-6)
+
+
+def test_sending_gradients_and_stepping_on_the_server_is_the_same(quick, row):
+    class Sends(MAML):
+        sends = "gradients"
+
+        def finish(self, start, row, grad):
+            return torch.cat([grad, row[grad.numel() :]])
+
+    class Whole(MAML):
+        pass
+
+    settings = {"batch": "inf", "rounds": 3, "partition": "quantity:zipf"}
+    weights = quick(method(local=Whole(0.1)), **settings)
+    gradients = quick(method(local=Sends(0.1), mix=GradientStep()), **settings)
+    assert torch.allclose(row(weights), row(gradients), atol=1e-6)
+
+
+def test_reptile_with_epsilon_one_is_fedavg(quick, row):
+    assert torch.equal(row(quick(method(local=Reptile(1.0)))), row(quick("fedavg")))
+    half, start = row(quick(method(local=Reptile(0.5)), rounds=1)), row(quick(lr=1e-30, rounds=1))
+    assert torch.allclose(half - start, (row(quick(rounds=1)) - start) / 2, atol=1e-6)
+
+
+def test_first_order_differs_from_second_order(quick, row):
+    second, first = (
+        row(quick("fedmeta-maml", alpha=0.5, rule=r, rounds=2)) for r in ("maml", "fomaml")
+    )
+    assert not torch.allclose(second, first, atol=1e-4)
+
+
+# -- what is kept, and by whom --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_private_parts_never_mix_and_cost_their_columns_only(quick, name):
+    result = quick(name, rounds=3)
+    tensors = states(result)
+    body, head = 64 * 16 + 16, 16 * 10 + 10
+    private, shared = (body, head) if name == "lg-fedavg" else (head, body)
+    both = 2 if "metasgd" in name else 1
+    assert tensors["kept/rows"].shape[1] == both * private
+    assert result.rounds["bytes_up"].tolist() == [3 * both * shared * 4] * 3
+    kept = tensors["kept/rows"]
+    assert len({tuple(r.tolist()) for r in kept}) == len(kept) > 1
+    one, two = (result.model(client=int(c)) for c in tensors["kept/clients"][:2])
+    own, common = ("hidden.0.weight", "out.weight")[:: 1 if name == "lg-fedavg" else -1]
+    assert torch.equal(one.state_dict()[common], two.state_dict()[common])
+    assert not torch.equal(one.state_dict()[own], two.state_dict()[own])
+
+
+def test_any_named_part_can_be_private(quick):
+    result = quick("fedper", private="hidden.0.bias+out", rounds=2)
+    assert states(result)["kept/rows"].shape[1] == 16 + 170
+    with pytest.raises(FedloomError, match="Unknown part"):
+        quick("fedper:private=hed")
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_before_and_after_adaptation_are_both_told(quick, name):
+    result = quick(name, rounds=2, newcomers=2, test_share=0.5, alpha=0.2) if name in META else (
+        quick(name, rounds=2, newcomers=2, test_share=0.5)
+    )  # fmt: skip
+    table = result.clients
+    assert set(table["population"]) == {"local", "new"}
+    if "meta" in name:
+        assert (table["accuracy_before"] != table["accuracy"]).any()
+    assert {"micro", "macro", "std", "f1"} <= result.records[-1]["newcomers"].keys()
+
+
+# -- newcomers ------------------------------------------------------------------------------------
+
+
+def test_a_fedper_newcomer_gets_the_average_head(quick):
+    result = quick("fedper", rounds=4, newcomers=2, participation=1.0)
+    kept, shared = states(result)["kept/rows"], states(result)["shared"]
+    sizes = result.clients.query("population == 'local'").groupby("client")["train_samples"].first()
+    n = torch.tensor(sizes.to_numpy(), dtype=torch.float64)
+    head = (n[:, None] * kept).sum(0) / n.sum()
+    model = result.newcomer_model(np.zeros((4, 1, 8, 8)), [0, 1, 0, 1])
+    flat = torch.cat([p.flatten() for p in model.out.parameters()])
+    assert torch.allclose(flat.double(), head, atol=1e-6)
+    assert torch.equal(model.hidden[0].weight.flatten(), shared[: 64 * 16])
+
+
+def test_a_client_that_never_took_part_is_a_newcomer(quick):
+    result = quick("fedmeta-per-maml", rounds=1, participation=2, newcomers=2, alpha=0.1)
+    table = result.clients.query("population == 'local'").set_index("client")
+    took_part = set(states(result)["kept/clients"].tolist())
+    assert len(took_part) == 2
+    for client, whose in table["part_of"].items():
+        assert (whose in took_part) == (client not in took_part)
+
+
+def test_the_best_part_has_the_lowest_support_loss(quick):
+    """Each newcomer tries every head; taking any other would cost it more on the support part."""
+    result = quick("fedmeta-per-maml", rounds=6, newcomers=3, test_share=0.5, alpha=0.3, lr=0.3,
+                   partition="classes:2", participation=1.0)  # fmt: skip
+    new = result.clients.query("population == 'new'")
+    assert new["part_of"].between(0, 5).all()
+    assert new["part_of"].nunique() > 1 or new["accuracy"].mean() > 0.5
+
+
+def test_votes_of_one_candidate_are_its_predictions(quick):
+    """LG-FedAvg with a single client: the vote is that client's model."""
+    common = {"clients": 1, "participation": 1.0, "rounds": 3, "newcomers": 1, "test_share": 0.5,
+              "partition": "iid", "newcomer_classes": 3}  # fmt: skip
+    voted, own = quick("lg-fedavg", **common), quick("fedper", **common)
+    columns = ["samples", "correct", "loss"]
+    assert np.allclose(voted.clients[columns], own.clients[columns])
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_newcomer_with_twenty_images_gets_a_usable_model(quick, name):
+    from sklearn.datasets import load_digits
+
+    rounds, epochs = (25, 2) if name != "lg-fedavg" else (10, 1)
+    settings = {"alpha": 0.1} if name in META else {}
+    result = quick(name, rounds=rounds, epochs=epochs, lr=0.2, participation=1.0, **settings)
+    digits = load_digits()
+    some = np.flatnonzero(digits.target < 2)
+    x, y = np.rint(digits.images[some][:, None] * 255 / 16), digits.target[some]
+    model = result.newcomer_model(x[:20], y[:20])
+    right = model(result.normalise(x[20:])).argmax(1).numpy() == y[20:]
+    assert right.mean() > (0.5 if name == "lg-fedavg" else 0.8)
+    with pytest.raises(FedloomError, match="shape"):
+        result.newcomer_model(np.zeros((3, 1, 5, 5)), [0, 1, 2])
+    with pytest.raises(FedloomError, match="label"):
+        result.newcomer_model(x[:2], [0, 10])
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(FedloomError, match="nothing is adapted"):
+        Method(mix=Average("body"), newcomer=BestPart())
+    with pytest.raises(FedloomError, match="does not learn"):
+        Method(adapt=FineTune(LearnedRates()))
+    with pytest.raises(FedloomError, match="alpha"):
+        MAML(-1.0)
+    with pytest.raises(FedloomError, match="inner_steps"):
+        MAML(inner_steps=0)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_resumed_run_is_the_uninterrupted_one(quick, name):
+    settings = {"newcomers": 2, "test_share": 0.4, "eval_every": 2}
+    whole = quick(name, rounds=4, **settings)
+    quick(name, rounds=2, out="half", **settings)
+    again = quick(name, rounds=4, out="half", resume=True, **settings)
+    for key, value in states(whole).items():
+        assert torch.equal(value, states(again)[key]), key
+    assert whole.clients.equals(again.clients)
+    assert fedloom.load("half").clients.equals(again.clients)

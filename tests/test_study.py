@@ -1,0 +1,115 @@
+"""Studies: cells run once, in parallel, go on after a stop, and become tables and figures."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fedloom
+from fedloom.errors import FedloomError
+from fedloom.experiment.study import Ask, Cell, Picture, Study, Table, run_study, write_report
+from fedloom.studies import STUDIES
+from fedloom.studies.s1 import S1, SOURCE
+
+
+class Toy(Study):
+    name, title, data, presets = "toy", "A toy", ("digits",), ("plain", "wild")
+
+    def cells(self, ask):
+        common = {"clients": 4, "partition": "iid", "rounds": 2, "eval_every": 1}
+        rate = 1e30 if ask.preset == "wild" else 0.1
+        return [Cell("a", "fedavg", common), Cell("b", "local", {**common, "lr": rate})]
+
+    def tables(self, ask, results):
+        rows = [[n, f"{runs[0].summary['macro']:.3f}"] for n, runs in results.items()]
+        return [Table("Accuracies", ["cell", "macro"], rows)]
+
+    def pictures(self, ask, results):
+        curves = {name: [r.evaluations for r in runs] for name, runs in results.items()}
+        return [Picture("curves", "Curves", {"macro": "clients"}, curves)]
+
+
+def quiet(*_):
+    pass
+
+
+def test_a_study_runs_its_cells_once_and_writes_what_it_found(in_tmp):
+    ask, out = Ask("digits", "plain", seeds=2), Path("s")
+    results = run_study(Toy(), ask, out, 2, quiet)
+    assert {name: len(runs) for name, runs in results.items()} == {"a": 2, "b": 2}
+    written = {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")}
+    assert len(written) == 4
+    again = run_study(Toy(), ask, out, 2, quiet)
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")} == written
+    assert again["a"][0].summary == results["a"][0].summary
+    (table,) = write_report(Toy(), ask, results, out)
+    assert table.markdown() in Path("s/tables.md").read_text()
+    assert Path("s/curves.png").stat().st_size > 5000
+    alone = fedloom.run("fedavg", **Toy().cells(ask)[0].settings, workers=1)
+    assert alone.clients.equals(results["a"][0].clients)
+
+
+def test_a_cell_that_diverges_is_left_out_and_not_tried_again(in_tmp):
+    ask = Ask("digits", "wild")
+    assert set(run_study(Toy(), ask, Path("s"), 2, quiet)) == {"a"}
+    file = Path("s/cells/b-s0.diverged")
+    assert "Training diverged" in file.read_text()
+    before = file.stat().st_mtime_ns
+    assert set(run_study(Toy(), ask, Path("s"), 2, quiet)) == {"a"}
+    assert file.stat().st_mtime_ns == before
+
+
+def test_cells_of_another_study_are_not_taken_for_ones_own(in_tmp):
+    run_study(Toy(), Ask("digits", "plain"), Path("s"), 2, quiet)
+
+    class Other(Toy):
+        def cells(self, ask):
+            return [Cell("a", "fedavg", {"clients": 5, "partition": "iid", "rounds": 2})]
+
+    with pytest.raises(FedloomError, match="clients=4, not 5"):
+        run_study(Other(), Ask("digits", "plain"), Path("s"), 2, quiet)
+
+
+@pytest.mark.parametrize(
+    ("ask", "word"),
+    [(Ask("mnits", "plain"), "data set"), (Ask("digits", "plan"), "Did you mean 'plain'"),
+     (Ask("digits", "plain", "big"), "scale"), (Ask("digits", "plain", seeds=0), "seed")],
+)  # fmt: skip
+def test_wrong_wishes_are_refused(in_tmp, ask, word):
+    with pytest.raises(FedloomError, match=word):
+        run_study(Toy(), ask, Path("s"), 1, quiet)
+
+
+def test_ctrl_c_ends_a_study_with_its_runs_and_the_same_command_goes_on(in_tmp, start_process):
+    words = [sys.executable, "-m", "fedloom", "study", "s1", "--data", "digits", "--out", "s"]
+    process = start_process(words)
+    while process.poll() is None and not list(Path("s").glob("*/rounds.jsonl")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    done = {p: p.read_bytes() for p in Path("s").glob("*/rounds.jsonl")}
+    time.sleep(0.3)
+    assert {p: p.read_bytes() for p in Path("s").glob("*/rounds.jsonl")} == done
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_every_cell_of_every_study_is_a_valid_config(study):
+    from fedloom.experiment.config import make_config
+    from fedloom.experiment.plugins import method_class
+
+    for data in study.data:
+        for preset in study.presets:
+            for scale in study.scales:
+                cells = study.cells(Ask(data, preset, scale))
+                assert len({c.name for c in cells}) == len(cells)
+                for cell in cells:
+                    settings = {"method": cell.method, **cell.settings}
+                    make_config(settings, method_class(cell.method))
+
+
+def test_the_source_numbers_stand_in_the_tables_of_s1():
+    methods = {m for rows in SOURCE.values() for m in rows}
+    assert methods <= {c.name for c in S1().cells(Ask("mnist", "source"))}
+    assert all(len(text.split(" | ")) == 5 for rows in SOURCE.values() for text in rows.values())
