@@ -85,6 +85,21 @@ def test_stacked_is_serial_up_to_rounding(quick, name):
         assert serial.rounds[column].equals(stacked.rounds[column])
 
 
+def test_many_personal_models_on_uneven_data_are_scored_stacked(quick):
+    """Some clients have more than one batch to score, others none left in the second."""
+    more = {"partition": "quantity:zipf", "test_share": 0.8, "rounds": 1, "participation": 1.0}
+    serial, stacked = (quick("local", **more, engine=e) for e in ("serial", "stacked"))
+    assert serial.clients["samples"].max() > 256 > serial.clients["samples"].min()
+    assert np.allclose(serial.clients["loss"], stacked.clients["loss"], atol=1e-4)
+
+
+def test_few_personal_models_may_do_for_the_common_test_set(quick):
+    every, few = quick("local", participation=1.0), quick("local", participation=1.0, eval_common=2)
+    assert every.summary["macro"] == few.summary["macro"]
+    assert every.summary["test_accuracy"] != few.summary["test_accuracy"]
+    assert "test_accuracy" not in quick("local", eval_common=0).summary
+
+
 @pytest.mark.parametrize("augment", ["none", "crop:1"])
 @pytest.mark.parametrize("hidden", [[], [16], [16, 8]])
 def test_the_hand_written_mlp_is_vmap_and_autograd(quick, hidden, augment):

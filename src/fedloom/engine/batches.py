@@ -97,7 +97,7 @@ class Source:
     def flat(self, images: Tensor) -> Tensor:
         if self._channels_last:
             images = images.permute(0, 2, 3, 1)
-        return images.reshape(len(images), -1)
+        return images.flatten(1)
 
     def images(self, flat: Tensor) -> Tensor:
         """The same values, as (N, C, H, W)."""

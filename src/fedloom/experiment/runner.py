@@ -191,6 +191,11 @@ class Runner:
         if not len(x.federation.global_test()):
             return None
         who = clients if x.state.personal else clients[:1] if len(clients) else np.zeros(1, int)
+        if x.state.personal and len(who) > x.config.eval_common:
+            drawn = stream(x.config.seed, "common-clients").permutation(who)
+            who = np.sort(drawn[: x.config.eval_common])
+        if not len(who):
+            return None
         accuracies, losses = [], []
         for some in _chunks(who):
             scored = x.engine.score_global(x.state.rows(some), some)

@@ -86,6 +86,9 @@ class Config(BaseModel):
     eval_clients: int = Field(
         1000, ge=0, description="most clients to score; a fixed random choice beyond that"
     )
+    eval_common: int = Field(
+        1000, ge=0, description="most personal models to score on the common test set; 0: none"
+    )
     static_samples: int = Field(
         5000, ge=1, description="samples that measure static norm statistics"
     )

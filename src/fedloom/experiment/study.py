@@ -148,6 +148,7 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
                     _diverged(job).write_text(words)  # a result too: it is not tried again
                 elif job.process.returncode:
                     failed.append(f"{job.path.name}: {words}")
+                    waiting.clear()  # others would very likely fail as well
             everything = sum(j.rounds for j in jobs)
             finished = sum(1 for j in jobs if j not in running and j not in waiting)
             names = ", ".join(j.path.name for j in running)
@@ -163,8 +164,8 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
                 job.process.wait()
     if failed:
         raise FedloomError(
-            f"{len(failed)} of {len(jobs)} runs failed; the others are safe in '{out}', and the "
-            f"same command goes on. First: {failed[0]}"
+            f"A run of this study failed; what is finished is safe in '{out}', and the same command "
+            f"goes on from there. {failed[0]}"
         )
     results: dict[str, list[Result]] = {}
     for job in jobs:

@@ -139,6 +139,7 @@ class S1(Study):
             "batch": 32,
             "rounds": rounds,
             "eval_every": 20,
+            "eval_common": 0,  # personal models are for their own clients
             "lr": rates[0],
         }
         if method in META:
