@@ -164,8 +164,8 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
                 job.process.wait()
     if failed:
         raise FedloomError(
-            f"A run of this study failed; what is finished is safe in '{out}', and the same command "
-            f"goes on from there. {failed[0]}"
+            f"A run of this study failed; what is finished is safe in '{out}', and the same "
+            f"command goes on from there. {failed[0]}"
         )
     results: dict[str, list[Result]] = {}
     for job in jobs:
