@@ -304,8 +304,15 @@ def test_a_newcomer_with_twenty_images_gets_a_usable_model(quick, name):
     assert right.mean() > (0.5 if name == "lg-fedavg" else 0.8)
     with pytest.raises(FedloomError, match="shape"):
         result.newcomer_model(np.zeros((3, 1, 5, 5)), [0, 1, 2])
-    with pytest.raises(FedloomError, match="label"):
-        result.newcomer_model(x[:2], [0, 10])
+    for images, labels, why in (
+        (x[:2], [0, 10], "not a label"),
+        (x[:2], [0], "one for each"),
+        (x[:0], [], "at least one"),
+        (x[:2] / 255, [0, 1], "whole numbers"),
+        (result.normalise(x[:2]), [0, 1], "whole numbers"),
+    ):
+        with pytest.raises(FedloomError, match=why):
+            result.newcomer_model(images, labels)
 
 
 def test_nonsense_is_refused():
@@ -329,3 +336,53 @@ def test_a_resumed_run_is_the_uninterrupted_one(quick, name):
         assert torch.equal(value, states(again)[key]), key
     assert whole.clients.equals(again.clients)
     assert fedloom.load("half").clients.equals(again.clients)
+
+
+def test_a_newcomer_may_give_rows_and_names(quick):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 6)).astype(np.float32)
+    y = np.where(x[:, 0] > 0, "warm", "cold")
+    result = quick("fedper-meta", data=(x, y), rounds=8, lr=0.5, participation=1.0)
+    assert result.classes == ("cold", "warm")
+    model = result.newcomer_model(x[:20], y[:20])
+    right = model(result.normalise(x)).argmax(1).numpy() == (y == "warm")
+    assert right.mean() > 0.8
+    with pytest.raises(FedloomError, match="'hot' is not a label"):
+        result.newcomer_model(x[:1], ["hot"])
+
+
+def test_those_who_share_nothing_have_nothing_for_a_newcomer(quick):
+    with pytest.raises(FedloomError, match="share nothing"):
+        quick("local", rounds=1).newcomer_model(np.zeros((1, 1, 8, 8)), [0])
+
+
+@pytest.mark.parametrize("name", META)
+def test_meta_learning_under_batch_norm(quick, name):
+    def factory(shape, classes):
+        norm = nn.BatchNorm1d(8)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm, nn.Linear(8, classes))
+
+    result = quick(name, model=factory, rounds=2, alpha=0.1)
+    model = result.model(client=0, factory=factory)
+    assert model[2].num_batches_tracked > 0
+    assert not torch.equal(model[2].running_mean, torch.zeros(8))
+    with pytest.raises(FedloomError, match="can't be stacked"):
+        quick(name, model=factory, rounds=1, engine="stacked")
+
+
+def test_a_model_that_vmap_does_not_know_is_refused_in_a_sentence(quick):
+    class Recurrent(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.gru, self.out = nn.GRU(8, 4, batch_first=True), nn.Linear(4, classes)
+
+        def forward(self, x):
+            return self.out(self.gru(x[:, 0])[0][:, -1])
+
+    with pytest.raises(FedloomError, match="can't be stacked"):
+        quick(model=lambda shape, classes: Recurrent(classes), rounds=1, engine="stacked")
+
+
+def test_an_epsilon_without_reptile_would_do_nothing(quick):
+    with pytest.raises(FedloomError, match="for rule=reptile"):
+        quick("fedmeta-maml:epsilon=0.5")

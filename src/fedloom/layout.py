@@ -247,7 +247,8 @@ class Layout:
             return [(e.start, e.stop) for e in self.entries if e.layer in last]
         found = self._named(part)
         if not found:
-            raise unknown("part of the model", part, ["all", "body", "head", *self.layers])
+            names = ["all", "none", "body", "head", "head:2", *self.layers]
+            raise unknown("part of the model", part, names)
         return found
 
     def _named(self, part: str) -> list[tuple[int, int]]:

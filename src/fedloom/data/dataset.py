@@ -17,7 +17,7 @@ from fedloom.data.images import Images, Joined, channel_scale, chunks, empty_lik
 from fedloom.errors import FedloomError
 from fedloom.streams import stream
 
-__all__ = ["Dataset", "Images", "from_arrays", "measured", "set_aside"]
+__all__ = ["Dataset", "Images", "as_images", "from_arrays", "measured", "set_aside"]
 
 Labels = npt.ArrayLike | Sequence[Hashable]
 
@@ -107,9 +107,9 @@ def from_arrays(
     >>> data.shape, data.classes, len(data.x), len(data.x_test)
     ((1, 1, 10), ('a', 'b'), 8, 2)
     """
-    images, labels = _as_images("The images", x), _as_labels(y)
+    images, labels = as_images("The images", x), _as_labels(y)
     if x_test is not None and y_test is not None:
-        test_images, test_labels = _as_images("The test images", x_test), _as_labels(y_test)
+        test_images, test_labels = as_images("The test images", x_test), _as_labels(y_test)
         if images.dtype != test_images.dtype:
             images, test_images = images.astype(np.float32), test_images.astype(np.float32)
         numbers, classes = _number([*labels, *test_labels])
@@ -141,7 +141,7 @@ def stratified(y: np.ndarray, share: float, seed: int) -> npt.NDArray[np.bool_]:
     return aside
 
 
-def _as_images(what: str, x: npt.ArrayLike) -> np.ndarray:
+def as_images(what: str, x: npt.ArrayLike) -> np.ndarray:
     try:
         images = np.asarray(x)
     except ValueError as e:  # ragged lists

@@ -56,4 +56,6 @@ class Resident:
         if params is self.params:
             return self.module(x)
         own = {name: value for name, value in params.items() if name in self.params}
-        return functional_call(self.module, own, (x,))
+        # Norms move their statistics in place, which no derivative may see: they get copies.
+        moving = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        return functional_call(self.module, {**own, **moving}, (x,))

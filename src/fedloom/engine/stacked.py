@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from fedloom.engine.resident import Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
 from fedloom.errors import FedloomError
 from fedloom.local.rule import Batch, Params
-from fedloom.models.norm import has_batch_norm
+from fedloom.models.norm import has_batch_norm, has_tracked_norm
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -99,6 +100,12 @@ class Stacked(Engine):
         started = time.perf_counter()
         rule, optimiser, device = task.rule, task.optimiser, self.setting.device
         resident = self._worker.resident(jobs[0].selection)
+        if rule.differentiates and has_tracked_norm(resident.module):
+            raise FedloomError(
+                f"{type(rule).__name__} takes derivatives through passes that move batch-norm "
+                "statistics, which can't be stacked. Use --engine serial or processes, or another "
+                "norm (--set model_options.norm=group)."
+            )
         moved = resident.layout.trainable
         rows = torch.stack([job.start for job in jobs]).to(device)
         by_hand = stacked_mlp.layers_of(resident.module, resident.layout, rule)
@@ -174,7 +181,8 @@ class Stacked(Engine):
             resident.module.train()
             axes = {part: tuple(None if v is None else 0 for v in vs) for part, vs in data.items()}
             steps = vmap(grad_and_value(one, has_aux=True), in_dims=(0, 0, axes))
-            grads, (losses, moved) = steps(rows[:, : layout.trainable], rows, data)
+            with _told():
+                grads, (losses, moved) = steps(rows[:, : layout.trainable], rows, data)
             out.copy_(grads)
             for e, values in zip(buffers, moved, strict=True):
                 e.view(rows).copy_(values)
@@ -201,7 +209,7 @@ class Stacked(Engine):
         for at in range(0, size, 256):
             parts = [worker.source(b).batch(b.indices[at : at + 256]) for b in blocks]
             x, y, _ = _pad([p.x for p in parts], [p.y for p in parts])
-            with torch.inference_mode(), self.setting.autocast():
+            with torch.inference_mode(), self.setting.autocast(), _told():
                 logits = vmap(forward)(state, x).float()
             for i, (block, part) in enumerate(zip(blocks, parts, strict=True)):
                 n = len(part.y)
@@ -210,6 +218,20 @@ class Stacked(Engine):
                 np.add.at(out[i].confusion.reshape(-1), who * classes * classes + cells, 1)
                 np.add.at(out[i].loss, who, losses)
         return out
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What `vmap` can't do with a model, as a sentence."""
+    try:
+        yield
+    except RuntimeError as e:
+        if "Batching rule" not in str(e) and "vmap" not in str(e):
+            raise
+        reason = str(e).splitlines()[0]
+        raise FedloomError(
+            f"This model can't be stacked: {reason} Use --engine serial or processes."
+        ) from None
 
 
 def _own(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -23,7 +23,7 @@ from fedloom.layout import Layout
 from fedloom.local import Batch
 from fedloom.local.rule import Step
 from fedloom.metrics.cost import training_macs
-from fedloom.models.norm import measuring
+from fedloom.models.norm import has_tracked_norm, measuring
 from fedloom.select import Ask, Selection
 from fedloom.streams import stream, torch_seed
 
@@ -136,8 +136,8 @@ class Worker:
         if not torch.isfinite(row.sum()) and not torch.isfinite(row).all():
             raise Diverged(
                 f"Training diverged: the update of client {job.client} in round {task.round} holds "
-                f"NaN or infinite values (learning rate {task.optimiser.lr:g}). Lower --lr, or "
-                "bound the gradient with --clip 1."
+                f"NaN or infinite values (learning rate {task.optimiser.lr:g}, {task.rule}). Lower "
+                "--lr (and alpha, where the method has one), or bound the gradient with --clip 1."
             )
         chosen = job.selection
         macs = seen * self._macs[None if chosen is None else chosen.shape]
@@ -198,6 +198,10 @@ class Worker:
 
         grad, loss = torch.func.grad_and_value(objective)(resident.weights.detach())
         resident.grad.copy_(grad)
+        if has_tracked_norm(resident.module):  # its statistics come from the step's last part
+            *_, last = data.values()
+            with torch.no_grad(), self.setting.autocast():
+                resident.module(last.x)
         return loss
 
     def resident(self, selection: Selection | None) -> Resident:

@@ -125,6 +125,8 @@ def compare(
             diverged[label] = f"{label} with seed {number}: {e}"
             del results[label]
             continue
+        except FedloomError as e:
+            raise FedloomError(f"{label}: {e}") from None
         results[label].append(result)
     if not results:
         raise Diverged(next(iter(diverged.values())))

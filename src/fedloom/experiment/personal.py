@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, as_images
 from fedloom.data.images import empty_like
 from fedloom.data.partition import Partition
 from fedloom.data.split import Federation
@@ -41,6 +41,10 @@ def personal_model(
     tensors, about = result.store.checkpoint()
     config, options = make_config(result.config, method_class(result.config["method"]))
     method = options.build()
+    if method.mix.part == "none":
+        raise FedloomError(
+            f"Clients of {config.method} share nothing, so there is nothing to give to a newcomer."
+        )
     state = State(layout, method.mix, tensors["shared"])
     state.restore(tensors)
     module = build()
@@ -85,19 +89,46 @@ def personal_model(
 
 
 def _dataset(images: npt.ArrayLike, labels: npt.ArrayLike, about: dict[str, Any]) -> Dataset:
-    shape, classes = tuple(about["shape"]), int(about["classes"])
-    x, y = np.asarray(images), np.asarray(labels)
-    if x.ndim != 4 or x.shape[1:] != shape or len(x) == 0:
+    x = raw_images(images, about)
+    if not len(x):
+        raise FedloomError("Give at least one image.")
+    y = np.array(_numbers(labels, about["labels"]), dtype=np.int64)
+    if len(y) != len(x):
+        raise FedloomError(f"There are {len(x)} images and {len(y)} labels: give one for each.")
+    x = x.astype(np.uint8 if about["unit"] == 255 else np.float32)
+    nobody = np.empty(0, np.int64)
+    return Dataset("newcomer", x, y, empty_like(x), nobody, tuple(about["labels"]),
+                   tuple(about["mean"]), tuple(about["std"]))  # fmt: skip
+
+
+def raw_images(images: npt.ArrayLike, about: dict[str, Any]) -> np.ndarray:
+    """Images of the run's shape, in the units of its data, as (N, C, H, W)."""
+    x, shape = as_images("The images", images), tuple(about["shape"])
+    if x.ndim != 4 or x.shape[1:] != shape:
         raise FedloomError(
             f"This run's images are (N, {', '.join(map(str, shape))}); these have shape {x.shape}."
         )
-    if y.shape != (len(x),) or y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= classes:
+    if not np.isfinite(x).all():
+        raise FedloomError("Some of the images contain NaN or infinity.")
+    if about["unit"] == 255 and (x.min(initial=0) < 0 or x.max(initial=0) > 255 or (x % 1).any()):
         raise FedloomError(
-            f"Give one label for each of the {len(x)} images, as a whole number from 0 to "
-            f"{classes - 1}."
+            "This run's images are whole numbers from 0 to 255, and these are not. Give them as "
+            "they were, not scaled or normalised."
         )
-    x = x.astype(np.uint8 if about["unit"] == 255 else np.float32)
-    names = tuple(str(i) for i in range(classes))
-    nobody = np.empty(0, np.int64)
-    return Dataset("newcomer", x, y.astype(np.int64), empty_like(x), nobody, names,
-                   tuple(about["mean"]), tuple(about["std"]))  # fmt: skip
+    return x
+
+
+def _numbers(labels: npt.ArrayLike, known: list[str]) -> list[int]:
+    """Class numbers, from those or from the names of classes."""
+    number = {name: i for i, name in enumerate(known)}
+    out = []
+    for label in np.asarray(labels).reshape(-1).tolist():
+        text = f"{label:g}" if isinstance(label, float) else str(label)
+        if text not in number and not (text.isdigit() and int(text) < len(known)):
+            raise FedloomError(
+                f"{label!r} is not a label of this run. Its classes are "
+                f"{', '.join(known[:12])}{', ...' if len(known) > 12 else ''} (or 0 to "
+                f"{len(known) - 1})."
+            )
+        out.append(number.get(text, int(text) if text.isdigit() else 0))
+    return out

@@ -124,14 +124,19 @@ class Result:
             row = kept.compose([client], row)[0]
         return layout.load(module, row).eval()
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the model's outputs."""
+        return tuple(self.store.checkpoint()[1]["labels"])
+
     def newcomer_model(
         self, images: npt.ArrayLike, labels: npt.ArrayLike, factory: Factory | None = None
     ) -> nn.Module:
         """A model for somebody who took no part, from a few labelled images of theirs.
 
         What the method does with newcomers is done: shared and private parts are tried, averaged or
-        asked to vote, and fine-tuned on the images. These come in the data's own units, as
-        (N, C, H, W); labels are class numbers.
+        asked to vote, and fine-tuned on the images. These come in the data's own shape and units,
+        not normalised; labels are names of `classes`, or their numbers.
         """
         from fedloom.experiment.personal import personal_model
 
@@ -149,16 +154,13 @@ class Result:
         return partial(build, source, shape, about["classes"], about["seed"], options)
 
     def normalise(self, images: npt.ArrayLike) -> Tensor:
-        """Images (N, C, H, W) in the data's own units, as the model was fed them in training."""
+        """Images in the data's own shape and units, as the model was fed them in training."""
         import torch
 
+        from fedloom.experiment.personal import raw_images
+
         _, about = self.store.checkpoint()
-        raw = torch.as_tensor(np.asarray(images)).to(torch.float32)
-        if raw.ndim != 4 or list(raw.shape[1:]) != about["shape"]:
-            raise FedloomError(
-                f"This run's images are (N, {', '.join(map(str, about['shape']))}); these have "
-                f"shape {tuple(raw.shape)}."
-            )
+        raw = torch.from_numpy(raw_images(images, about)).to(torch.float32)
         mean, std = (torch.tensor(about[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
         return (raw / about["unit"] - mean) / std
 

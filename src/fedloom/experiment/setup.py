@@ -161,6 +161,7 @@ def prepare(
         "model_options": config.model_options,
         "shape": list(shape),
         "classes": classes,
+        "labels": list(dataset.classes),
         "seed": config.seed,
         "extras": dict(method.local.extras),
         "mean": list(dataset.mean),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedloom.adapt import FineTune
+from fedloom.errors import FedloomError
 from fedloom.local import MAML, SGD, LearnedRates, LocalRule, MetaSGD, Reptile
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions, register
@@ -43,6 +44,12 @@ class _MAML(_Meta):
         "maml", description="maml, fomaml (no second derivatives) or reptile"
     )
     epsilon: float = Field(1.0, gt=0, le=1, description="reptile's share of the way")
+
+    @model_validator(mode="after")
+    def _for_reptile(self) -> _MAML:
+        if self.epsilon != 1 and self.rule != "reptile":
+            raise FedloomError(f"epsilon={self.epsilon} would do nothing: it is for rule=reptile.")
+        return self
 
     def build(self) -> Method:
         local: LocalRule = MAML(self.alpha, self.inner_steps, self.rule == "fomaml")

@@ -49,6 +49,16 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
 
+def has_tracked_norm(module: nn.Module) -> bool:
+    """Whether training passes move statistics that are kept in buffers."""
+    return any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm)
+        and m.track_running_stats
+        and not isinstance(m, StaticBatchNorm2d)
+        for m in module.modules()
+    )
+
+
 def has_static_norm(module: nn.Module) -> bool:
     return any(isinstance(m, StaticBatchNorm2d) for m in module.modules())
 

@@ -101,7 +101,9 @@ def plot_curves(curves: Mapping[str, Sequence[pd.DataFrame]], panels: Mapping[st
             together = 100 * pd.concat(scores, axis=1)
             colour = COLOURS[i % len(COLOURS)]
             style = STYLES[i % len(STYLES)]  # so that equal curves don't hide each other
-            axis.plot(together.index, together.mean(axis=1), ls=style, color=colour, label=method)
+            dot = "o" if len(together) == 1 else None  # a line needs two points
+            mean = together.mean(axis=1)
+            axis.plot(together.index, mean, ls=style, color=colour, marker=dot, label=method)
             if together.shape[1] > 1:
                 low, high = together.min(axis=1), together.max(axis=1)
                 axis.fill_between(together.index, low, high, color=colour, alpha=0.15, lw=0)

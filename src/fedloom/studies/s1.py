@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.errors import FedloomError
 from fedloom.experiment.result import Result
 from fedloom.experiment.study import Ask, Cell, Picture, Results, Study, Table
 
@@ -138,7 +139,7 @@ class S1(Study):
             "epochs": 1,
             "batch": 32,
             "rounds": rounds,
-            "eval_every": 20,
+            "eval_every": 5 if ask.scale == "quick" else 20,
             "eval_common": 0,  # personal models are for their own clients
             "lr": rates[0],
         }
@@ -146,11 +147,19 @@ class S1(Study):
             settings |= {"alpha": rates[1], "inner_steps": 1}
         return settings
 
+    def check(self, ask: Ask) -> None:
+        super().check(ask)
+        if ask.preset == "source" and ask.data not in SOURCE_RATES:
+            raise FedloomError(
+                f"The source has no constants for {ask.data}. Use --preset tuned, or one of its "
+                f"data sets: {', '.join(SOURCE_RATES)}."
+            )
+
     def _rates(self, ask: Ask, method: str) -> Sequence[float]:
         known = TUNED_RATES if ask.preset == "tuned" else SOURCE_RATES
         if ask.preset == "tuned":
             return known.get(ask.data, {}).get(method, (0.03, 0.1))
-        return known.get(ask.data, SOURCE_RATES["mnist"]).get(method, (SOURCE_RATE,))
+        return known[ask.data].get(method, (SOURCE_RATE,))
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
         if ask.preset == "search":
