@@ -43,7 +43,6 @@ class Workload:
     model: str
     shape: str
     samples: int
-    rounds: int  # of one measurement, after the first
     clients: int = 100
     participants: int = 10
     options: tuple[tuple[str, Any], ...] = ()  # of the model
@@ -71,15 +70,15 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("mlp", "mlp", "1x28x28", 600, rounds=10),
-    Workload("lenet", "lenet", "3x32x32", 500, rounds=4),
-    Workload("conv4", "conv4", "1x28x28", 200, rounds=2),
-    Workload("fedmeta-per", "lenet", "3x32x32", 200, rounds=2, method="fedmeta-per-maml"),
+    Workload("mlp", "mlp", "1x28x28", 600),
+    Workload("lenet", "lenet", "3x32x32", 500),
+    Workload("conv4", "conv4", "1x28x28", 200),
+    Workload("fedmeta-per", "lenet", "3x32x32", 200, method="fedmeta-per-maml"),
 )
 #: for the growth curves: small enough that the engine's own cost shows
-SMALL = Workload("small", "mlp", "1x8x8", 20, rounds=20, participants=20)
+SMALL = Workload("small", "mlp", "1x8x8", 20, participants=20)
 WIDE = tuple(
-    Workload(f"mlp-{width}", "mlp", "1x28x28", 100, rounds=5, options=(("hidden", (width,)),))
+    Workload(f"mlp-{width}", "mlp", "1x28x28", 100, options=(("hidden", (width,)),))
     for width in (50, 200, 800, 3200)
 )
 

@@ -23,7 +23,7 @@ from fedloom.topology import Star, Topology
 
 @dataclass(frozen=True)
 class Method:
-    """Five choices. Combinations that make no sense are refused with the reason.
+    """Six choices. Combinations that make no sense are refused with the reason.
 
     >>> Method(mix=Average(part="body")).mix.home
     'server'

@@ -111,7 +111,6 @@ class _Job:
     seed: int
     path: Path
     rounds: int
-    process: subprocess.Popen[str] | None = None
 
     @property
     def done(self) -> int:
@@ -119,6 +118,11 @@ class _Job:
         with contextlib.suppress(OSError):
             return (self.path / "rounds.jsonl").read_bytes().count(b"\n")
         return 0
+
+
+@dataclass
+class _Running(_Job):
+    process: subprocess.Popen[str]
 
 
 #: (job's name, rounds done and asked of all jobs, jobs finished, jobs) → shown to the user
@@ -130,48 +134,41 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
     study.check(ask)
     jobs = [_job(cell, seed, out) for cell in study.cells(ask) for seed in range(ask.seeds)]
     waiting = deque(job for job in jobs if not _finished(job))
-    running: list[_Job] = []
+    running: list[_Running] = []
     failed: list[str] = []
     try:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                job = waiting.popleft()
-                job.process = _start(job)
-                running.append(job)
-            for job in [
-                j for j in running if j.process is not None and j.process.poll() is not None
-            ]:
+        while running or (waiting and not failed):
+            while waiting and not failed and len(running) < workers:
+                running.append(_start(waiting.popleft()))
+            for job in [j for j in running if j.process.poll() is not None]:
                 running.remove(job)
-                assert job.process is not None
                 words = _log(job).read_text().strip()
                 if job.process.returncode and "Training diverged" in words:
                     _diverged(job).write_text(words)  # a result too: it is not tried again
                 elif job.process.returncode:
+                    # Others would very likely fail as well: no more are started.
                     failed.append(f"{job.path.name}: {words}")
-                    waiting.clear()  # others would very likely fail as well
             everything = sum(j.rounds for j in jobs)
-            finished = sum(1 for j in jobs if j not in running and j not in waiting)
+            finished = len(jobs) - len(waiting) - len(running) - len(failed)
             names = ", ".join(j.path.name for j in running)
             say(names, sum(j.done for j in jobs), everything, finished, len(jobs))
             if running:
                 time.sleep(_PAUSE)
     finally:
         for job in running:
-            if job.process is not None:
-                job.process.terminate()
+            job.process.terminate()
         for job in running:
-            if job.process is not None:
-                job.process.wait()
+            job.process.wait()
     if failed:
         raise FedloomError(
             f"A run of this study failed; what is finished is safe in '{out}', and the same "
             f"command goes on from there. {failed[0]}"
         )
     results: dict[str, list[Result]] = {}
-    for job in jobs:
-        mine = results.setdefault(job.cell.name, [])
-        if not _diverged(job).exists():
-            mine.append(Result(job.path))
+    for each in jobs:
+        mine = results.setdefault(each.cell.name, [])
+        if not _diverged(each).exists():
+            mine.append(Result(each.path))
     return {name: runs for name, runs in results.items() if len(runs) == ask.seeds}
 
 
@@ -233,13 +230,14 @@ def _finished(job: _Job) -> bool:
     )
 
 
-def _start(job: _Job) -> subprocess.Popen[str]:
+def _start(job: _Job) -> _Running:
     words = [sys.executable, "-m", "fedloom", "run", "--out", str(job.path)]
     words += (
         ["--resume"] if RunStore(job.path).exists else ["--config", str(_config_file(job.path))]
     )
     with _log(job).open("w") as log:
         # A session of its own: Ctrl-C is for the study, which then ends its runs.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=log, text=True, start_new_session=True
         )
+    return _Running(job.cell, job.seed, job.path, job.rounds, process)
