@@ -103,7 +103,7 @@ def test_gradients_through_the_inner_steps_are_finite_differences(rule):
             for sign in (1, -1):
                 other = value.clone()
                 other.view(-1)[i] += sign * h
-                moved.append(rule.objective(net, {**params, name: other}, data))
+                moved.append(rule.objective(net, {**params, name: other}, data).detach())
             assert grads[name].view(-1)[i] == pytest.approx(
                 float((moved[0] - moved[1]) / (2 * h)), abs=1e-7
             )

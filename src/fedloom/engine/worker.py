@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -192,11 +192,12 @@ class Worker:
     def _functional_gradient(
         self, resident: Resident, task: Task, data: Mapping[str, Batch]
     ) -> Tensor:
-        def objective(weights: Tensor) -> Tensor:
-            with self.setting.autocast():
-                return task.rule.objective(resident.net, resident.layout.tensors(weights), data)
-
-        grad, loss = torch.func.grad_and_value(objective)(resident.weights.detach())
+        # Second derivatives of convolutions like their images channel by channel.
+        data = {part: replace(batch, x=batch.x.contiguous()) for part, batch in data.items()}
+        weights = resident.weights.detach().requires_grad_()
+        with self.setting.autocast():
+            loss = task.rule.objective(resident.net, resident.layout.tensors(weights), data)
+        (grad,) = torch.autograd.grad(loss, weights)
         resident.grad.copy_(grad)
         if has_tracked_norm(resident.module):  # its statistics come from the step's last part
             *_, last = data.values()

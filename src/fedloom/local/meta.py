@@ -2,7 +2,7 @@
 
 A step adapts the weights on batches of the support part (the inner steps) and follows the gradient
 of the query part's loss, through that adaptation, with respect to where it began (S1 §3.1). The
-rules are written for one client with `torch.func`, so that every engine can run them.
+rules are written for one client, so that every engine can run them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.local.rule import Batch, Budget, LocalRule, Net, Params, Step, cross_entropy, positive
+from fedloom.local.rule import (
+    Batch,
+    Budget,
+    LocalRule,
+    Net,
+    Params,
+    Step,
+    cross_entropy,
+    gradient,
+    positive,
+)
 
 SUPPORT, QUERY = "train-support", "train-query"
 
@@ -73,9 +83,7 @@ class MAML(LocalRule):
             def inner(w: Params, batch: Batch = batch) -> Tensor:
                 return cross_entropy(net(w, batch.x), batch)
 
-            grads = torch.func.grad(inner)(weights)
-            if self.first_order:
-                grads = {name: grad.detach() for name, grad in grads.items()}
+            grads = gradient(inner, weights, differentiable=not self.first_order)
             weights = {name: w - rates[name] * grads[name] for name, w in weights.items()}
         return weights
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -46,6 +47,22 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     losses = F.cross_entropy(logits, batch.y, reduction="none")
     # A batch that is all padding costs nothing and moves nothing.
     return (losses * batch.weight).sum() / batch.weight.sum().clamp(min=1)
+
+
+def gradient(
+    function: Callable[[Params], Tensor], at: Params, *, differentiable: bool = True
+) -> dict[str, Tensor]:
+    """The gradient of a scalar function, for rules that `differentiate`; by default one that can
+    be differentiated again. It works in a plain call and under the engines' `torch.func`."""
+    at = {name: t if t.requires_grad else t.detach().requires_grad_() for name, t in at.items()}
+    found = torch.autograd.grad(
+        function(at),
+        list(at.values()),
+        create_graph=differentiable,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return dict(zip(at, found, strict=True))
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,12 @@ SOURCE_RATES: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }
 SOURCE_RATE = 1e-5  # of FedAvg and FedPer, with and without fine-tuning
-RATES = (0.003, 0.01, 0.03, 0.1)  # searched for every method
-INNER_RATES = (0.01, 0.1)
-#: the best of the search by the sum of local and new clients' acc_micro (seed 0, a fifth of the
-#: rounds); what was not searched has `TUNED`
+SEARCH_ROUNDS = 60
+#: searched for every method: learning rates and, for the meta methods, α
+RATES = {"mnist": (0.003, 0.01, 0.03, 0.1), "cifar10": (0.01, 0.03, 0.1)}
+INNER_RATES = {"mnist": (0.01, 0.1), "cifar10": (0.01,)}
+#: the best of the search by the sum of local and new clients' acc_micro (seed 0); what was not
+#: searched has `TUNED`
 TUNED_RATES: dict[str, dict[str, tuple[float, ...]]] = {
     "mnist": {
         "fedavg": (0.1,),
@@ -119,7 +121,7 @@ class S1(Study):
                 Cell(f"{method}-lr{'-'.join(f'{r:g}' for r in rates)}", method,
                      self._settings(ask, method, rates))
                 for method in LABELS
-                for rates in _grid(method)
+                for rates in _grid(ask.data, method)
             ]  # fmt: skip
         cells = [
             Cell(method, method, self._settings(ask, method, self._rates(ask, method)))
@@ -140,7 +142,9 @@ class S1(Study):
         if ask.scale == "quick":
             rounds = QUICK
         elif ask.preset == "search":
-            rounds //= 5
+            rounds = min(rounds, SEARCH_ROUNDS)
+        # Curves of 15 points; a search needs the last one only.
+        every = rounds if ask.preset == "search" else max(rounds // 15, 5)
         settings: dict[str, Any] = {
             "data": ask.data,
             "pool": True,
@@ -154,7 +158,7 @@ class S1(Study):
             "epochs": 1,
             "batch": 32,
             "rounds": rounds,
-            "eval_every": 5 if ask.scale == "quick" else 20,
+            "eval_every": every,
             "eval_common": 0,  # personal models are for their own clients
             "lr": rates[0],
         }
@@ -206,10 +210,11 @@ class S1(Study):
         return out
 
 
-def _grid(method: str) -> list[tuple[float, ...]]:
+def _grid(data: str, method: str) -> list[tuple[float, ...]]:
+    rates, inner = RATES.get(data, RATES["mnist"]), INNER_RATES.get(data, INNER_RATES["mnist"])
     if method in META:
-        return [(rate, inner) for rate in RATES for inner in INNER_RATES]
-    return [(rate,) for rate in RATES]
+        return [(rate, alpha) for rate in rates for alpha in inner]
+    return [(rate,) for rate in rates]
 
 
 def _mean(runs: Sequence[Result], *names: str) -> str:
