@@ -165,6 +165,12 @@ class Layout:
             at += tensor.numel()
         return Layout(tuple(entries), next(iter(dtypes)))
 
+    @cached_property
+    def extras(self) -> tuple[str, ...]:
+        """The names of the extra columns that every trainable weight has."""
+        names = (e.name.partition("/")[0] for e in self.entries if e.kind == "extra")
+        return tuple(dict.fromkeys(names))
+
     @property
     def bytes(self) -> int:
         """What one value costs on the wire."""

@@ -65,6 +65,11 @@ class Method:
                 f"{type(self.newcomer).__name__} picks a part by how it adapts to the support "
                 "part, but nothing is adapted. Give the method an adapt, such as FineTune()."
             )
+        if self.local.narrows and not (self.select.nested and self.select.cuts):
+            raise FedloomError(
+                f"{names['local']} trains narrower nets inside a client's own, and "
+                f"{type(self.select).__name__} has none such. Use Ordered()."
+            )
         if self.topology.pools and not isinstance(self.select, Whole):
             raise FedloomError(
                 f"{names['topology']} has one learner, so there is no weaker client to give a "

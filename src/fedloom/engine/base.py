@@ -21,7 +21,10 @@ from fedloom.data.split import Federation
 from fedloom.engine.batches import Augment
 from fedloom.layout import Layout
 from fedloom.local import Budget, LocalRule, Optimiser
-from fedloom.select import Select, Whole
+from fedloom.select import Channels, Last, Select, Whole
+
+#: what each client last sent, for selectors that ask
+Lasts = Sequence[Last | None] | None
 
 _BLOCK = 4096  # samples of one scoring job, where one model is scored on many
 
@@ -42,6 +45,7 @@ class Setting:
     pools: bool = False  # one learner, number 0, trains on everyone's data
     static: bool = False  # the model has norms whose statistics are measured before scoring
     static_samples: int = 5000
+    channels: Channels | None = None  # of the model, where sub-models are made of them
     precision: str = "fp32"
     threads: int = 1
 
@@ -134,12 +138,14 @@ class Engine(ABC):
         self.setting = setting
 
     @abstractmethod
-    def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
+    def train_each(
+        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+    ) -> list[Done]:
         """Train each client from its row; rows may be one row expanded."""
 
-    def train(self, task: Task, clients: np.ndarray, rows: Tensor) -> Trained:
+    def train(self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None) -> Trained:
         """The same, side by side."""
-        return Trained.of(self.train_each(task, clients, rows))
+        return Trained.of(self.train_each(task, clients, rows, lasts))
 
     @abstractmethod
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:

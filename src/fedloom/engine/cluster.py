@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task, same_row
+from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Task, same_row
 from fedloom.engine.worker import Worker
 from fedloom.errors import FedloomError
+from fedloom.select import Last
 
 _TRIES = 3
 
@@ -52,14 +53,16 @@ class Cluster(Engine):
         actor = ray.remote(num_cpus=1, max_restarts=_TRIES)(_Actor)
         self._actors: list[Any] = [actor.remote(self._shared) for _ in range(workers)]
 
-    def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
+    def train_each(
+        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+    ) -> list[Done]:
         same = same_row(rows)
         shared = self._ray.put(rows[0].numpy()) if same else None
         words = self._ray.put(task)
 
         def start(actor: Any, i: int) -> Any:
             row = shared if same else rows[i].numpy()
-            return actor.train.remote(words, int(clients[i]), row)
+            return actor.train.remote(words, int(clients[i]), row, lasts[i] if lasts else None)
 
         federation = self.setting.federation
         sizes = [1 if self.setting.pools else federation.size(int(c), "all") for c in clients]
@@ -125,8 +128,8 @@ class _Actor:
         torch.set_num_threads(setting.threads)
         self._worker = Worker(setting)
 
-    def train(self, task: Task, client: int, row: np.ndarray) -> Done:
-        return self._worker.train(task, client, torch.from_numpy(row.copy()))
+    def train(self, task: Task, client: int, row: np.ndarray, last: Last | None) -> Done:
+        return self._worker.train(task, client, torch.from_numpy(row.copy()), last)
 
     def score(self, row: np.ndarray, block: Block) -> Scored:
         return self._worker.score(torch.from_numpy(row.copy()), block)

@@ -29,9 +29,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task, same_row
+from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Task, same_row
 from fedloom.engine.serial import Serial
 from fedloom.errors import FedloomError
+from fedloom.select import Last, Select
+
+#: where a worker finds what a client last sent: slot, size, packed columns
+Recalled = tuple[int, int, Tensor | None] | None
 
 _NOTHING = torch.empty(0)
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -76,11 +80,15 @@ class Processes(Engine):
         slots = max(participants, _LEAST_SLOTS)
         self._inbox = _shared_rows(slots, setting)
         self._outbox = _shared_rows(slots, setting)
+        recalls = any(isinstance(part, Select) and part.recalls for part in parts)
+        self._recalled = _shared_rows(slots if recalls else 1, setting)
         self._members: list[_Member] = []
         for _ in range(workers):
             self._members.append(self._hire())
 
-    def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
+    def train_each(
+        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+    ) -> list[Done]:
         words = self._pack(task)
         slots, same = len(self._inbox), same_row(rows)
         done: dict[int, Done] = {}
@@ -89,14 +97,18 @@ class Processes(Engine):
             self._place(rows[:1] if same else rows[at : at + slots])
             sizes = [self._work(task, int(c)) for c in some]
             hands = self._deal(sizes)
-            jobs = [("train", words, some[h], [0] * len(h) if same else h, h) for h in hands]
+            known = self._recall(lasts[at : at + slots]) if lasts else [None] * len(some)
+            jobs = [
+                ("train", words, some[h], [0] * len(h) if same else h, h, [known[i] for i in h])
+                for h in hands
+            ]
             answers = self._run(jobs, [sum(sizes[i] for i in h) for h in hands])
             for hand, answer in zip(hands, answers, strict=True):
                 for i, (result, size) in zip(hand, answer, strict=True):
                     row = self._outbox[i, :size]
                     # a later wave will need the shared rows
                     row = row.clone() if len(clients) > slots else row
-                    done[at + i] = replace(result, row=row)
+                    done[at + i] = replace(result, row=row, index=_unpacked(result.index))
         return [done[i] for i in range(len(clients))]
 
     def _deal(self, sizes: Sequence[float]) -> list[list[int]]:
@@ -139,6 +151,16 @@ class Processes(Engine):
     def _place(self, rows: Tensor) -> None:
         """Write rows where workers can read them."""
         self._inbox[: len(rows)].copy_(rows)
+
+    def _recall(self, lasts: Sequence[Last | None]) -> list[Recalled]:
+        """Write what clients last sent where workers can read it; returns the few words to it."""
+        out: list[Recalled] = []
+        for i, last in enumerate(lasts):
+            if last is not None:
+                self._recalled[i, : last.row.numel()].copy_(last.row)
+            words = None if last is None else (i, last.row.numel(), _packed(last.index))
+            out.append(words)
+        return out
 
     def _work(self, task: Task, client: int) -> float:
         federation = self.setting.federation
@@ -242,15 +264,19 @@ class Processes(Engine):
     def _do(self, inner: Engine, job: tuple[Any, ...]) -> Any:
         if job[0] == "score":
             return inner.run_blocks(self._inbox, job[1])
-        _, words, clients, slots, places = job
+        _, words, clients, slots, places, known = job
         one = len(set(slots)) == 1
         starts = self._inbox[slots[0]].expand(len(slots), -1) if one else self._inbox[slots]
-        results = inner.train_each(self._unpack(words), clients, starts)
+        lasts = [
+            None if k is None else Last(self._recalled[k[0], : k[1]].clone(), _unpacked(k[2]))
+            for k in known
+        ]
+        results = inner.train_each(self._unpack(words), clients, starts, lasts)
         answer = []
         for result, place in zip(results, places, strict=True):
             size = result.row.numel()
             self._outbox[place, :size].copy_(result.row)
-            answer.append((replace(result, row=_NOTHING), size))
+            answer.append((replace(result, row=_NOTHING, index=_packed(result.index)), size))
         return answer
 
     # -- tasks as words ----------------------------------------------------------------------------
@@ -284,6 +310,21 @@ class _Unpacker(pickle.Unpickler):
 
     def persistent_load(self, number: int) -> object:
         return self._parts[number]
+
+
+def _packed(index: Tensor | None) -> Tensor | None:
+    """Ascending columns as one bit each: a pipe has less to carry."""
+    if index is None:
+        return None
+    there = np.zeros(int(index[-1]) + 1, dtype=bool)
+    there[index.numpy()] = True
+    return torch.from_numpy(np.packbits(there))
+
+
+def _unpacked(bits: Tensor | None) -> Tensor | None:
+    if bits is None:
+        return None
+    return torch.from_numpy(np.flatnonzero(np.unpackbits(bits.numpy())))
 
 
 def _name(job: tuple[Any, ...]) -> str:

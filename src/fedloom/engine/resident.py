@@ -5,12 +5,15 @@ Loading a model is one copy, an SGD step is one fused update, and nothing is pac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.layout import Entry, Layout
 from fedloom.local.rule import Params
+from fedloom.select.channels import Channels
 
 
 class Resident:
@@ -23,6 +26,7 @@ class Resident:
         self.weights = self.row[: layout.trainable]
         self.grad = torch.zeros(layout.trainable, dtype=layout.dtype, device=device)
         self._whole: list[tuple[Entry, Tensor]] = []  # integer buffers can't be views
+        self._narrower: Narrower | None = None
         self._bind()
 
     def _bind(self) -> None:
@@ -51,7 +55,12 @@ class Resident:
             entry.view(self.row).copy_(buffer)
         return self.row
 
-    def net(self, params: Params, x: Tensor) -> Tensor:
+    def at(self, narrower: Narrower | None) -> Resident:
+        """The same, with the narrower net that the next steps have."""
+        self._narrower = narrower
+        return self
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Logits: straight through the module for its own parameters, else functionally."""
         if params is self.params:
             return self.module(x)
@@ -59,3 +68,26 @@ class Resident:
         # Norms move their statistics in place, which no derivative may see: they get copies.
         moving = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         return functional_call(self.module, {**own, **moving}, (x,))
+
+    @property
+    def narrower(self) -> bool:
+        return self._narrower is not None
+
+    def narrow(self, params: Params, x: Tensor) -> Tensor:
+        assert self._narrower is not None
+        own = {name: params[name] for name in self.params}
+        return self._narrower(own | dict(self.module.named_buffers()), x)
+
+
+class Narrower:
+    """A narrower net inside a client's own: the first channels of every group."""
+
+    def __init__(self, channels: Channels, counts: Sequence[int], scale: float) -> None:
+        self._channels = channels
+        self._counts = [min(k, n) for k, n in zip(counts, channels.sizes, strict=True)]
+        self.module = channels.build(self._counts, scale)
+
+    def __call__(self, tensors: Params, x: Tensor) -> Tensor:
+        """Logits, from the tensors of the client's net."""
+        cut = self._channels.first(self._counts, tensors)
+        return functional_call(self.module.train(), cut, (x,))

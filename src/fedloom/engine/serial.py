@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task
+from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Task
 from fedloom.engine.worker import Worker
 
 
@@ -19,10 +19,12 @@ class Serial(Engine):
         super().__init__(setting)
         self.worker = Worker(setting)
 
-    def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
+    def train_each(
+        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+    ) -> list[Done]:
         with torch.random.fork_rng(devices=[]):
-            pairs = zip(clients, rows, strict=True)
-            return [self.worker.train(task, int(c), row) for c, row in pairs]
+            given = zip(clients, rows, lasts or [None] * len(clients), strict=True)
+            return [self.worker.train(task, int(c), row, last) for c, row, last in given]
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         return [self.worker.score(rows[block.row], block) for block in blocks]

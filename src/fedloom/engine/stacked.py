@@ -14,6 +14,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,11 +23,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedloom.engine import stacked_mlp
-from fedloom.engine.base import Block, Done, Engine, Scored, Setting, Task, same_row
-from fedloom.engine.resident import Resident
+from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Task, same_row
+from fedloom.engine.resident import Narrower, Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
 from fedloom.errors import FedloomError
-from fedloom.local.rule import Batch, Params
+from fedloom.local.rule import Batch, LocalRule, Params
 from fedloom.models.norm import has_batch_norm, has_tracked_norm
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
@@ -34,10 +36,10 @@ _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 #: images, labels, and weights of the samples (None: all count), a client each
 Stacked3 = tuple[Tensor, Tensor, Tensor | None]
-#: the same by data part
-Stack = Mapping[str, Stacked3]
-#: whole rows, data, where the gradients go → losses
-Gradient = Callable[[Tensor, Stack, Tensor], Tensor]
+#: the same by data part, with the classes that each client holds (None: nobody asks)
+Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
+#: whole rows, data, where the gradients go, the narrower net of the step → losses
+Gradient = Callable[[Tensor, Stack, Tensor, Narrower | None], Tensor]
 
 
 def can_stack(module: nn.Module) -> str | None:
@@ -69,8 +71,11 @@ class Stacked(Engine):
         super().__init__(setting)
         self._worker = Worker(setting, stacks=True)
 
-    def train_each(self, task: Task, clients: np.ndarray, rows: Tensor) -> list[Done]:
-        jobs = [self._worker.prepare(task, int(c), r) for c, r in zip(clients, rows, strict=True)]
+    def train_each(
+        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+    ) -> list[Done]:
+        given = zip(clients, rows, lasts or [None] * len(clients), strict=True)
+        jobs = [self._worker.prepare(task, int(c), row, last) for c, row, last in given]
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for i, job in enumerate(jobs):
             groups[None if job.selection is None else job.selection.shape].append(i)
@@ -98,7 +103,8 @@ class Stacked(Engine):
     def _train_stack(self, task: Task, jobs: list[Job]) -> list[Done]:
         """Train clients whose models have one shape, sorted by their number of steps."""
         started = time.perf_counter()
-        rule, optimiser, device = task.rule, task.optimiser, self.setting.device
+        rule, optimiser = task.rule.at(task.round), task.optimiser
+        device = self.setting.device
         resident = self._worker.resident(jobs[0].selection)
         if rule.differentiates and has_tracked_norm(resident.module):
             raise FedloomError(
@@ -111,14 +117,14 @@ class Stacked(Engine):
         by_hand = stacked_mlp.layers_of(resident.module, resident.layout, rule)
         plain = by_hand is not None and stacked_mlp.is_plain(rule, optimiser)
         plain = plain and self.setting.precision == "fp32"
-        gradient = self._gradient(task, resident, by_hand)
+        gradient = self._gradient(rule, resident, by_hand)
         reader = _Reader(jobs, rule.parts)
         lengths = np.array([len(job.steps) for job in jobs])
         anchor = rows[:, :moved] if plain else rows[:, :moved].clone()
         grad = anchor if plain else torch.zeros_like(anchor)
         velocity: Tensor | None = None
         losses, seen = torch.zeros(len(jobs), device=device), np.zeros(len(jobs), dtype=np.int64)
-        pads = not has_batch_norm(resident.module)
+        pads = not has_batch_norm(resident.module) and not rule.narrows
         for step in range(int(lengths.max(initial=0))):
             active = int((lengths > step).sum())
             weights = rows[:active, :moved]
@@ -129,12 +135,13 @@ class Stacked(Engine):
                     loss = stacked_mlp.plain_step(by_hand, weights, data, optimiser.lr)
                 elif pads:
                     data = reader.batch(step, range(active))
-                    loss = gradient(rows[:active], data, grad[:active])
+                    loss = gradient(rows[:active], data, grad[:active], None)
                 else:
                     loss = torch.zeros(active, device=device)
                     for some in reader.alike(step, active):
-                        mine, found = rows[some], grad[some]
-                        loss[some] = gradient(mine, reader.batch(step, some), found)
+                        mine, found, first = rows[some], grad[some], jobs[some[0]]
+                        narrow = self._worker.narrower(task, first.selection, first.widths[step])
+                        loss[some] = gradient(mine, reader.batch(step, some), found, narrow)
                         rows[some], grad[some] = mine, found  # batch norm moves its statistics
             with torch.no_grad():
                 if not plain:
@@ -153,34 +160,34 @@ class Stacked(Engine):
         return out
 
     def _gradient(
-        self, task: Task, resident: Resident, by_hand: stacked_mlp.Layers | None
+        self, rule: LocalRule, resident: Resident, by_hand: stacked_mlp.Layers | None
     ) -> Gradient:
         """Gradients of a stack: by hand where that is known, else by `vmap`."""
         if by_hand is not None:
-            return lambda rows, data, out: stacked_mlp.gradient(
+            return lambda rows, data, out, _: stacked_mlp.gradient(
                 by_hand, rows[:, : out.shape[1]], data, out
             )
-        layout, rule = resident.layout, task.rule
+        layout = resident.layout
         buffers = [e for e in layout.entries if e.kind == "buffer"]
 
-        def one(weights: Tensor, row: Tensor, data: Stack) -> tuple[Tensor, list[Tensor]]:
+        def one(
+            narrower: Narrower | None, weights: Tensor, row: Tensor, data: Stack
+        ) -> tuple[Tensor, list[Tensor]]:
             rest = layout.views(row, ("frozen",))
             # Copies, of the types that the module has: its norms may update them in place.
             moving = {e.name: _own(e.view(row), e.dtype) for e in buffers}
 
-            def net(params: Params, x: Tensor) -> Tensor:
-                own = {name: p for name, p in params.items() if name in resident.params}
-                return functional_call(resident.module, {**own, **rest, **moving}, (x,))
-
+            net = _Net(resident, {**rest, **moving}, narrower)
             batches = {part: Batch(*values) for part, values in data.items()}
             # Under vmap some layers can't take channels-last kernels.
             params = {name: p.contiguous() for name, p in layout.tensors(weights).items()}
             return rule.objective(net, params, batches), [moving[e.name] for e in buffers]
 
-        def many(rows: Tensor, data: Stack, out: Tensor) -> Tensor:
+        def many(rows: Tensor, data: Stack, out: Tensor, narrower: Narrower | None) -> Tensor:
             resident.module.train()
             axes = {part: tuple(None if v is None else 0 for v in vs) for part, vs in data.items()}
-            steps = vmap(grad_and_value(one, has_aux=True), in_dims=(0, 0, axes))
+            step = partial(one, narrower)
+            steps = vmap(grad_and_value(step, has_aux=True), in_dims=(0, 0, axes))
             with _told():
                 grads, (losses, moved) = steps(rows[:, : layout.trainable], rows, data)
             out.copy_(grads)
@@ -218,6 +225,30 @@ class Stacked(Engine):
                 np.add.at(out[i].confusion.reshape(-1), who * classes * classes + cells, 1)
                 np.add.at(out[i].loss, who, losses)
         return out
+
+
+@dataclass(frozen=True)
+class _Net:
+    """One client's model under `vmap`; `rest` is what no gradient reaches."""
+
+    resident: Resident
+    rest: Params
+    inner: Narrower | None
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        return functional_call(self.resident.module, self._tensors(params), (x,))
+
+    @property
+    def narrower(self) -> bool:
+        return self.inner is not None
+
+    def narrow(self, params: Params, x: Tensor) -> Tensor:
+        assert self.inner is not None
+        return self.inner(self._tensors(params), x)
+
+    def _tensors(self, params: Params) -> dict[str, Tensor]:
+        own = {name: p for name, p in params.items() if name in self.resident.params}
+        return {**own, **self.rest}
 
 
 @contextmanager
@@ -270,15 +301,18 @@ class _Reader:
         )
 
     def alike(self, step: int, active: int) -> list[list[int]]:
-        """The active clients in groups whose batches are of one size."""
+        """The active clients in groups whose batches and narrower nets are of one size."""
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for i, job in enumerate(self._jobs[:active]):
-            groups[tuple(at.shape for at in job.steps[step].values())].append(i)
+            shapes = tuple(at.shape for at in job.steps[step].values())
+            groups[shapes, job.widths[step]].append(i)
         return list(groups.values())
 
     def batch(self, step: int, who: Sequence[int]) -> Stack:
         """The stack of a step for some clients."""
         jobs = [self._jobs[i] for i in who]
+        known = [job.held for job in jobs if job.held is not None]
+        held = torch.stack(known) if known else None
         out: dict[str, Stacked3] = {}
         for part in jobs[0].steps[step]:
             if part in self._flat:
@@ -289,7 +323,7 @@ class _Reader:
                     job.shelves[part].batch(p) for job, p in zip(jobs, positions, strict=True)
                 ]
                 out[part] = _pad([b.x for b in batches], [b.y for b in batches])
-        return out
+        return {part: (*values, held) for part, values in out.items()}
 
     def _look_up(self, part: str, positions: list[np.ndarray]) -> Stacked3:
         x, y = self._flat[part]

@@ -17,7 +17,7 @@ from fedloom.local import Optimiser
 from fedloom.local.rule import LocalRule
 from fedloom.models.nets import MLP
 
-Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None]]
+Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
 Layers = list[tuple[Entry, Entry]]
 Views = list[tuple[Tensor, Tensor]]  # weights and biases, (clients, out, in) and (clients, out)
 #: what to do with a layer's ∂loss/∂output and input: both (clients, batch, width)
@@ -27,6 +27,7 @@ Sink = Callable[[int, Tensor, Tensor], None]
 def layers_of(module: nn.Module, layout: Layout, rule: LocalRule) -> Layers | None:
     """The layers, if this is an MLP and the rule minimises plain cross-entropy; else None."""
     plain = type(rule).objective is LocalRule.objective and not rule.extras
+    plain = plain and not any(layer._forward_hooks for layer in module.modules())
     if type(module) is not MLP or not plain or layout.trainable != layout.size:
         return None
     entries = {e.name: e for e in layout.entries}
@@ -70,7 +71,7 @@ def _views(layers: Layers, weights: Tensor) -> Views:
 
 def _walk(views: Views, data: Stack, sink: Sink) -> Tensor:
     """Forward and back through the layers; `sink` gets every layer after it was used."""
-    x, y, weight = data["train"]
+    x, y, weight, _ = data["train"]
     acts = [x.flatten(2)]
     for i, (w, b) in enumerate(views):
         z = torch.baddbmm(b.unsqueeze(1), acts[-1], w.mT)

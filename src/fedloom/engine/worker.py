@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from fedloom.engine.base import Block, Done, Scored, Setting, Task
 from fedloom.engine.batches import Shelf, Source
 from fedloom.engine.memory import keep_freed_memory
-from fedloom.engine.resident import Resident
+from fedloom.engine.resident import Narrower, Resident
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
-from fedloom.local import Batch
+from fedloom.local import Batch, LocalRule
 from fedloom.local.rule import Step
-from fedloom.metrics.cost import training_macs
+from fedloom.models.counts import training_macs
 from fedloom.models.norm import has_tracked_norm, measuring
-from fedloom.select import Ask, Selection
+from fedloom.select import Ask, Last, Selection
 from fedloom.streams import stream, torch_seed
 
 _SCORE_BATCH = 256
@@ -45,6 +45,8 @@ class Job:
     start: Tensor
     shelves: Mapping[str, Shelf]
     steps: list[Step]
+    widths: list[float | None]
+    held: Tensor | None
     seconds: dict[str, float]
 
 
@@ -56,6 +58,7 @@ class Worker:
         self.setting = setting
         self._residents: dict[Hashable, Resident] = {}
         self._macs: dict[Hashable, int] = {}
+        self._narrower: dict[Hashable, Narrower] = {}
         module = setting.build()
         self._whole = self._settle(None, module, setting.layout)
         convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
@@ -64,11 +67,16 @@ class Worker:
         self._test = Source(data.x_test, data.y_test, data.mean, data.std, device, last)
         self._pool: dict[str, np.ndarray] = {}
 
-    def prepare(self, task: Task, client: int, row: Tensor) -> Job:
+    def prepare(self, task: Task, client: int, row: Tensor, last: Last | None = None) -> Job:
         """Let `client` choose its part of `row`, take out its data and plan its steps."""
         s, rule = self.setting, task.rule
         started = time.perf_counter()
-        selection = task.select.choose(self._ask(task, client, row))
+        selection = task.select.choose(self._ask(task, client, row, last))
+        if selection is not None and not (selection.index.diff() > 0).all():
+            raise FedloomError(
+                f"{type(task.select).__name__} chose columns that do not ascend. Sort the index of "
+                "its Selection, and let each column be there once."
+            )
         start = row if selection is None else row[selection.index]
         chosen = time.perf_counter()
         shelves = {}
@@ -78,12 +86,20 @@ class Worker:
             shelves[part] = Shelf(self._train, indices, s.augment, rng)
         sizes = {part: len(shelf) for part, shelf in shelves.items()}
         steps = rule.plan(sizes, task.budget, stream(s.seed, "batches", task.round, client))
+        widths: list[float | None] = [None] * len(steps)
+        if rule.narrows:
+            capacity = float(s.capacities[client])
+            drawn = rule.widths(len(steps), capacity, stream(s.seed, "widths", task.round, client))
+            widths = [None if width == capacity else width for width in drawn]
+        held = None
+        if rule.sees_classes and not s.pools:
+            held = torch.from_numpy(s.federation.classes_of(client)).to(s.device)
         seconds = {"select": chosen - started, "data": time.perf_counter() - chosen}
-        return Job(client, selection, start, shelves, steps, seconds)
+        return Job(client, selection, start, shelves, steps, widths, held, seconds)
 
-    def train(self, task: Task, client: int, row: Tensor) -> Done:
-        """Prepare and train one client."""
-        job = self.prepare(task, client, row)
+    def train(self, task: Task, client: int, row: Tensor, last: Last | None = None) -> Done:
+        """Prepare and train one client; `last` is what it sent before, for selectors that ask."""
+        job = self.prepare(task, client, row, last)
         try:
             return self._walk(task, job)
         except ValueError as e:
@@ -97,7 +113,7 @@ class Worker:
 
     def _walk(self, task: Task, job: Job) -> Done:
         started = time.perf_counter()
-        s, rule, optimiser = self.setting, task.rule, task.optimiser
+        s, rule, optimiser = self.setting, task.rule.at(task.round), task.optimiser
         resident = self.resident(job.selection)
         resident.load(job.start)
         resident.module.train()
@@ -106,16 +122,19 @@ class Worker:
         velocity: Tensor | None = None
         loss_sum = torch.zeros((), device=s.device)
         seen, data_seconds = 0, 0.0
-        for step in job.steps:
+        for step, width in zip(job.steps, job.widths, strict=True):
             fetched = time.perf_counter()
             data = {part: job.shelves[part].batch(at) for part, at in step.items()}
+            if job.held is not None:
+                data = {part: replace(batch, held=job.held) for part, batch in data.items()}
             data_seconds += time.perf_counter() - fetched
+            resident.at(self.narrower(task, job.selection, width))
             if rule.differentiates:
-                loss = self._functional_gradient(resident, task, data)
+                loss = self._functional_gradient(resident, rule, data)
             else:
                 resident.grad.zero_()
                 with s.autocast():
-                    loss = rule.objective(resident.net, resident.params, data)
+                    loss = rule.objective(resident, resident.params, data)
                 loss.backward()
             with torch.no_grad():
                 grad = rule.direction(resident.grad, resident.weights, anchor)
@@ -190,14 +209,14 @@ class Worker:
                 resident.module(self._train.batch(indices[at : at + _SCORE_BATCH]).x)
 
     def _functional_gradient(
-        self, resident: Resident, task: Task, data: Mapping[str, Batch]
+        self, resident: Resident, rule: LocalRule, data: Mapping[str, Batch]
     ) -> Tensor:
         weights = resident.weights.detach().requires_grad_()
         # Second derivatives of convolutions are faster channel by channel.
         data = {part: replace(batch, x=batch.x.contiguous()) for part, batch in data.items()}
         params = {n: p.contiguous() for n, p in resident.layout.tensors(weights).items()}
         with self.setting.autocast():
-            loss = task.rule.objective(resident.net, params, data)
+            loss = rule.objective(resident, params, data)
         (grad,) = torch.autograd.grad(loss, weights)
         resident.grad.copy_(grad)
         if has_tracked_norm(resident.module):  # its statistics come from the step's last part
@@ -214,13 +233,29 @@ class Worker:
             self._settle(selection.shape, module, Layout.of(module, self.setting.extras))
         return self._residents[selection.shape]
 
+    def narrower(
+        self, task: Task, selection: Selection | None, width: float | None
+    ) -> Narrower | None:
+        """The net of this width inside a client's own."""
+        if width is None:
+            return None
+        key = (None if selection is None else selection.shape, width)
+        if key not in self._narrower:
+            whole = self.setting.channels
+            assert whole is not None
+            mine = whole if selection is None else selection.channels
+            assert mine is not None
+            counts, scale = task.select.narrowed(whole, width)
+            self._narrower[key] = Narrower(mine, counts, scale)
+        return self._narrower[key]
+
     def _settle(self, shape: Hashable, module: nn.Module, layout: Layout) -> Resident:
         data = self.setting.dataset
-        self._macs[shape] = training_macs(module, data.shape, data.n_classes)
+        self._macs[shape] = training_macs(module, data.shape)
         self._residents[shape] = Resident(module, layout, self.setting.device)
         return self._residents[shape]
 
-    def _ask(self, task: Task, client: int, row: Tensor) -> Ask:
+    def _ask(self, task: Task, client: int, row: Tensor, last: Last | None) -> Ask:
         s = self.setting
 
         def data(part: str) -> Batch:
@@ -235,6 +270,8 @@ class Worker:
             module=self._whole.module,
             stream=lambda *names: stream(s.seed, *names, task.round, client),
             data=data if task.select.sees_data else None,
+            channels=s.channels,
+            last=last if task.select.recalls else None,
         )
 
     def _indices(self, client: int, part: str) -> np.ndarray:

@@ -26,7 +26,7 @@ def make_config(
     definition fixes can't be set otherwise, except (`lenient`) in a comparison, where the same
     settings go to several methods and each takes what concerns it.
     """
-    given = dict(settings)
+    given = merge(_preset(method, settings.get("preset")), settings)
     params = given.pop("params", None) or {}
     if not isinstance(params, Mapping):
         raise FedloomError(f"params={params!r} is not valid: give options of the method by name.")
@@ -57,6 +57,16 @@ def make_config(
             f"({config.clients}). Give a fraction up to 1, or a number up to {config.clients}."
         )
     return config, options
+
+
+def _preset(method: type[MethodOptions], name: Any) -> Mapping[str, Any]:
+    if name is None:
+        return {}
+    if name not in method.presets:
+        if not method.presets:
+            raise FedloomError(f"{method.name} has no presets, so preset={name} would do nothing.")
+        raise unknown(f"preset of {method.name}", str(name), method.presets)
+    return method.presets[name]
 
 
 def _normal(key: str, value: Any) -> Any:

@@ -96,7 +96,7 @@ class Runner:
         starts = state.rows(clients)
         optimiser = config.optimiser(t)
         task = Task(method.local, x.budget, optimiser, t, method.select)
-        trained = x.engine.train(task, clients, starts)
+        trained = x.engine.train(task, clients, starts, state.lasts(clients))
         returned = time.perf_counter()
         rows = _scatter(starts, trained)
         gathering = Gathering(
@@ -112,7 +112,9 @@ class Runner:
             indexes=trained.indexes,
             whole_down=method.select.sees_data,
             memory=state.memory,
+            **self._class_facts(clients),
         )
+        state.recall(clients, trained.rows, trained.indexes)
         state.apply(method.mix.combine(gathering), clients, rows)
         up, down = self._bytes(gathering, t)
         seen = max(int(trained.samples.sum()), 1)
@@ -152,6 +154,20 @@ class Runner:
         if tables:
             self.store.add_clients(t, pd.concat(tables, ignore_index=True))
         return {**record, "eval_seconds": time.perf_counter() - started}
+
+    def _class_facts(self, clients: np.ndarray) -> dict[str, Any]:
+        """Who holds which classes, and whose columns are whose, for mixes that ask."""
+        x = self.experiment
+        if not x.method.mix.sees_classes:
+            return {}
+        holds = np.stack([x.federation.classes_of(int(c)) for c in clients])
+        return {"holds": holds, "class_of": self._class_of}
+
+    @cached_property
+    def _class_of(self) -> Tensor:
+        channels = self.experiment.engine.setting.channels
+        assert channels is not None
+        return channels.class_of(self.experiment.layout)
 
     def _weights(self, clients: np.ndarray) -> np.ndarray:
         x = self.experiment

@@ -32,6 +32,10 @@ class Config(BaseModel):
         {}, description="the method's own options (fedloom methods NAME)"
     )
 
+    preset: str | None = Field(
+        None, description="constants under a name that the method knows, such as source or tuned"
+    )
+
     data: str = Field("digits", description="data set name, .npz file or folder of images")
     data_options: dict[str, Any] = Field({}, description="options of the data set")
     clients: int = Field(50, ge=1, le=10**9, description="number of registered clients")

@@ -28,7 +28,7 @@ from fedloom.local import Budget
 from fedloom.method import Method
 from fedloom.models import Factory, build, choose
 from fedloom.models.norm import has_batch_norm, has_static_norm
-from fedloom.select import Whole
+from fedloom.select import Channels, Whole
 
 DEVICES = ("cpu", "cuda", "mps")
 
@@ -119,11 +119,21 @@ def prepare(
     augment = _augment(config, dataset)
     factory = model or model_factory(config.model)
     shape, classes = dataset.shape, dataset.n_classes
-    make = partial(build, factory, shape, classes, config.seed, config.model_options)
+    model_options = {**config.model_options, **method.select.model_options}
+    make = partial(build, factory, shape, classes, config.seed, model_options)
     module = make()
     layout = Layout.of(module, method.local.extras)
     shared = layout.flatten(module, method.local.extras)
     _try(module, shape, classes)
+    for capacity in np.unique(capacities[capacities < 1]):
+        method.select.check(module, shape, float(capacity))
+    cuts = method.select.cuts and not (capacities == 1).all()
+    channels = Channels.of(module, shape) if cuts or method.mix.sees_classes else None
+    if method.mix.sees_classes and (channels is None or channels.classifier is None):
+        raise FedloomError(
+            f"{type(module).__name__} has no single layer that makes the logits, so rows can't be "
+            "counted class by class. Leave by_class out."
+        )
     setting = Setting(
         build=make,
         layout=layout,
@@ -137,6 +147,7 @@ def prepare(
         pools=method.topology.pools,
         static=has_static_norm(module),
         static_samples=config.static_samples,
+        channels=channels,
         precision=config.precision,
         threads=config.threads,
     )
@@ -155,10 +166,10 @@ def prepare(
         sizes = [federation.size(int(c), method.local.weighs) for c in clients]
         return np.array(sizes, dtype=np.float64)
 
-    state = State(layout, method.mix, shared, weigh)
+    state = State(layout, method.mix, shared, weigh, recalls=method.select.recalls)
     about = {
         "model": choose(shape) if factory == "auto" else config.model,
-        "model_options": config.model_options,
+        "model_options": model_options,
         "shape": list(shape),
         "classes": classes,
         "labels": list(dataset.classes),

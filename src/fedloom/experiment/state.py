@@ -5,7 +5,7 @@ One shared row, the columns that clients keep, and what the method's parts decla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,21 +15,32 @@ from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.mix.base import Fields, Mix, Mixed
 from fedloom.population import Population
+from fedloom.select import Last
 
 #: clients → the weights n_k of their data
 Weigh = Callable[[np.ndarray], np.ndarray]
+
+
+_LAST = "last"  # what a client last sent, kept for selectors that ask
 
 
 class State:
     """The shared row, the kept rows and the declared memory."""
 
     def __init__(
-        self, layout: Layout, mix: Mix, shared: Tensor, weigh: Weigh | None = None
+        self,
+        layout: Layout,
+        mix: Mix,
+        shared: Tensor,
+        weigh: Weigh | None = None,
+        recalls: bool = False,
     ) -> None:
         self.shared = shared
         self.weigh = weigh
         self.kept = Population(mix.kept(layout), layout.dtype)
-        self.memory: dict[str, dict[int, Fields]] = {name: {} for name in mix.memory}
+        names = (*mix.memory, _LAST) if recalls else mix.memory
+        self.memory: dict[str, dict[int, Fields]] = {name: {} for name in names}
+        self.recalls = recalls
 
     @property
     def personal(self) -> bool:
@@ -58,6 +69,22 @@ class State:
             self.kept.put(mixed.clients, mixed.rows)
         for name, entries in mixed.memory.items():
             self.memory[name].update(entries)
+
+    def lasts(self, clients: np.ndarray) -> list[Last | None] | None:
+        """What these clients last sent, if anybody wants to know."""
+        if not self.recalls:
+            return None
+        known = [self.memory[_LAST].get(int(client)) for client in clients]
+        return [None if k is None else Last(k["row"], k.get("index")) for k in known]
+
+    def recall(
+        self, clients: np.ndarray, rows: Sequence[Tensor], indexes: Sequence[Tensor | None]
+    ) -> None:
+        """Keep what clients sent, if anybody will want to know."""
+        if self.recalls:
+            for client, row, index in zip(clients, rows, indexes, strict=True):
+                where = {} if index is None else {"index": index.to(torch.int32)}
+                self.memory[_LAST][int(client)] = {"row": row.clone(), **where}
 
     def tensors(self) -> dict[str, Tensor]:
         out = {"shared": self.shared}

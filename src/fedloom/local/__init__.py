@@ -1,5 +1,6 @@
 """How a client learns: local rules, the budget they spend and the optimiser they share."""
 
+from fedloom.local.distil import MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.local.meta import MAML, LearnedRates, MetaSGD, Reptile
 from fedloom.local.optimiser import Optimiser, Schedule
 from fedloom.local.rule import Batch, Budget, LocalRule, Net, Params, cross_entropy
@@ -13,12 +14,15 @@ __all__ = [
     "FullGradient",
     "LearnedRates",
     "LocalRule",
+    "MaskedSGD",
     "MetaSGD",
     "Net",
     "Optimiser",
+    "OrderedDropout",
     "Params",
     "Proximal",
     "Reptile",
     "Schedule",
+    "SelfDistillation",
     "cross_entropy",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,24 @@ from torch.nn import functional as F
 from fedloom.errors import FedloomError
 
 Params = Mapping[str, Tensor]
-Net = Callable[[Params, Tensor], Tensor]
 Step = Mapping[str, np.ndarray]
+
+
+class Net(Protocol):
+    """The client's model as a function of its parameters."""
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        """Logits."""
+        ...
+
+    @property
+    def narrower(self) -> bool:
+        """Whether this step has a net that is narrower than the client's own."""
+        ...
+
+    def narrow(self, params: Params, x: Tensor) -> Tensor:
+        """Logits of that net (`LocalRule.widths`)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,12 +48,13 @@ class Batch:
     x: Tensor
     y: Tensor
     weight: Tensor | None = None
+    held: Tensor | None = None  # per class, whether the client has it; for rules that ask
 
     def rows(self) -> Iterator[Batch]:
         """The batches of a part that a step names several of: the first axis counts them."""
         for i in range(len(self.y)):
             weight = None if self.weight is None else self.weight[i]
-            yield Batch(self.x[i], self.y[i], weight)
+            yield Batch(self.x[i], self.y[i], weight, self.held)
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
@@ -93,14 +110,26 @@ class LocalRule:
     `parts` are the client's data parts that a step may name; `weighs` is the part whose size is
     the client's weight n_k; `extras` are columns the rule adds to every weight, with their initial
     value (Meta-SGD's learned rates); `differentiates` says that `objective` takes derivatives
-    itself, so the engine must call it on functional parameters; `sends` is what `finish` returns.
+    itself, so the engine must call it on functional parameters; `sees_classes` that batches tell
+    which classes the client holds; `narrows` that it also trains narrower nets inside its own,
+    one of `widths` in each step; `sends` is what `finish` returns.
     """
 
     parts: tuple[str, ...] = ("train",)
     weighs: str = "train"
     extras: Mapping[str, float] = {}
     differentiates: bool = False
+    sees_classes: bool = False
+    narrows: bool = False
     sends: Literal["weights", "gradients"] = "weights"
+
+    def at(self, round: int) -> LocalRule:
+        """The rule of this round, for rules that change over time."""
+        return self
+
+    def widths(self, steps: int, capacity: float, rng: np.random.Generator) -> list[float]:
+        """For a rule that `narrows`: the width of the narrower net of each step."""
+        raise NotImplementedError
 
     def plan(
         self, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator

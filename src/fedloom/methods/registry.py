@@ -17,12 +17,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedloom.errors import FedloomError, unknown
 from fedloom.method import Method
 
+#: settings and options of a method under a name
+Preset = Mapping[str, Any]
+
 
 class MethodOptions(BaseModel):
     """Base of every method: its options are its fields.
 
     `fixed` are settings of a run that the method's definition decides (FedSGD's one full batch);
-    a run that asks for something else is refused.
+    a run that asks for something else is refused. `presets` are settings and options under a name
+    (`--preset`), over which what a run gives itself counts.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,6 +35,7 @@ class MethodOptions(BaseModel):
     family: ClassVar[str]
     source: ClassVar[str]
     fixed: ClassVar[Mapping[str, Any]] = {}
+    presets: ClassVar[Mapping[str, Preset]] = {}
 
     @abstractmethod
     def build(self) -> Method:

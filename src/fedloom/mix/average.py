@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.layout import Columns
+from fedloom.layout import Columns, Layout
 from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
 
 
@@ -51,14 +51,24 @@ class Average(Mix):
     part: str = "all"
 
     def combine(self, g: Gathering) -> Mixed:
-        columns = g.layout.columns(self.part)
-        shared = g.shared.clone()
-        indexes = g.indexes
+        return Mixed(shared=self.average(g.layout, g.rows, g.weights, g.shared, g.indexes))
+
+    def average(
+        self,
+        layout: Layout,
+        rows: Tensor,
+        weights: np.ndarray,
+        old: Tensor,
+        indexes: tuple[Tensor | None, ...] | None,
+    ) -> Tensor:
+        """`old` with the mean of the rows in the columns of `part`."""
+        columns = layout.columns(self.part)
         if indexes is not None and not columns.everything:
             indexes = tuple(None if i is None else _within(i, columns) for i in indexes)
-        mean = weighted_mean(columns.take(g.rows), g.weights, columns.take(g.shared), indexes)
-        columns.put(shared, mean)
-        return Mixed(shared=shared)
+        mean = weighted_mean(columns.take(rows), weights, columns.take(old), indexes)
+        out = old.clone()
+        columns.put(out, mean)
+        return out
 
 
 @dataclass(frozen=True)

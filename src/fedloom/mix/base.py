@@ -42,6 +42,8 @@ class Gathering:
     stream: Callable[..., np.random.Generator]
     indexes: tuple[Tensor | None, ...] | None = None
     whole_down: bool = False  # sub-models are chosen on the client, from the whole model
+    holds: np.ndarray | None = None  # clients × classes, for mixes that ask
+    class_of: Tensor | None = None  # per column, the class it works for alone, or −1
     memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
 
 
@@ -68,12 +70,14 @@ class Traffic:
 
 
 class Mix:
-    """How models combine. `memory` names what it remembers between rounds on the server."""
+    """How models combine. `memory` names what it remembers between rounds on the server;
+    `sees_classes`: it wants to know who holds which classes."""
 
     part: str = "all"
     home: Home = "server"
     expects: Literal["weights", "gradients"] = "weights"
     memory: tuple[str, ...] = ()
+    sees_classes: bool = False
 
     def combine(self, g: Gathering) -> Mixed:
         raise NotImplementedError

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedloom.errors import FedloomError, unknown
+from fedloom.models.exits import with_exits
 from fedloom.models.nets import MLP, Conv4, LeNet, ResNet, Shape
 from fedloom.streams import torch_seed
 
@@ -38,8 +39,12 @@ def build(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """A freshly initialised model; its weights come from the stream (seed, "model")."""
+    """A freshly initialised model; its weights come from the stream (seed, "model").
+
+    The option `exits`, of any model that says what its blocks are, puts a classifier behind each.
+    """
     given = dict(options or {})
+    exits = bool(given.pop("exits", False))
     if isinstance(model, str):
         name = choose(shape) if model == "auto" else model
         if name not in MODELS:
@@ -63,8 +68,9 @@ def build(
                 f"Building the model '{name}' failed: {e}. A model factory is called as "
                 "factory(shape, classes, **model_options), with shape = (channels, height, width)."
             ) from e
-    if not isinstance(module, nn.Module):
-        raise FedloomError(
-            f"The model factory '{name}' returned {type(module).__name__}, not a torch.nn.Module."
-        )
-    return module
+        if not isinstance(module, nn.Module):
+            kind = type(module).__name__
+            raise FedloomError(
+                f"The model factory '{name}' returned {kind}, not a torch.nn.Module."
+            )
+        return with_exits(module, shape, classes) if exits else module

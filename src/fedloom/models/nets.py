@@ -44,6 +44,9 @@ class MLP(nn.Module):
             x = F.relu(layer(x))
         return self.out(x)
 
+    def exit_blocks(self) -> list[nn.Module]:
+        return [nn.Sequential(nn.Flatten(), layer, nn.ReLU()) for layer in self.hidden]
+
 
 class LeNet(nn.Module):
     """S1's CIFAR-10 net: two 5×5 convolutions (6, 16) with pooling, then 120-84-classes."""
@@ -69,6 +72,13 @@ class LeNet(nn.Module):
         x = F.relu(self.fc1(x.flatten(1)))
         x = F.relu(self.fc2(x))
         return self.out(x)
+
+    def exit_blocks(self) -> list[nn.Module]:
+        convolutions = (self.conv1, self.conv2)
+        return [
+            *(nn.Sequential(conv, nn.MaxPool2d(2), nn.ReLU()) for conv in convolutions),
+            *(nn.Sequential(nn.Flatten(), fc, nn.ReLU()) for fc in (self.fc1, self.fc2)),
+        ]
 
 
 class ConvBlock(nn.Module):
@@ -112,6 +122,9 @@ class Conv4(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.out(x.mean((2, 3)))
+
+    def exit_blocks(self) -> list[nn.Module]:
+        return list(self.blocks)
 
 
 class ResidualBlock(nn.Module):
@@ -170,3 +183,7 @@ class ResNet(nn.Module):
         for i in range(self.stages):
             x = self.get_submodule(f"layer{i + 1}")(x)
         return self.out(torch.mean(x, (2, 3)))
+
+    def exit_blocks(self) -> list[nn.Module]:
+        stages = [self.get_submodule(f"layer{i + 1}") for i in range(self.stages)]
+        return [nn.Sequential(self.conv, self.norm, nn.ReLU(), self.pool, stages[0]), *stages[1:]]

@@ -21,9 +21,10 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
     """Batch norm whose statistics no training step touches; see `measuring`."""
 
     measure = False
+    by_batch = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and not self.measure:
+        if self.by_batch or (self.training and not self.measure):
             return nn.functional.batch_norm(
                 x, None, None, self.weight, self.bias, True, 0.0, self.eps
             )
@@ -60,13 +61,31 @@ def has_tracked_norm(module: nn.Module) -> bool:
 
 
 def has_static_norm(module: nn.Module) -> bool:
-    return any(isinstance(m, StaticBatchNorm2d) for m in module.modules())
+    return bool(_static(module))
+
+
+def _static(module: nn.Module) -> list[StaticBatchNorm2d]:
+    return [m for m in module.modules() if isinstance(m, StaticBatchNorm2d)]
+
+
+@contextmanager
+def by_batch(module: nn.Module) -> Iterator[None]:
+    """Inside, static norms go by the statistics of the batch in evaluation mode too: between two
+    rounds they have no others."""
+    layers = _static(module)
+    for layer in layers:
+        layer.by_batch = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.by_batch = False
 
 
 @contextmanager
 def measuring(module: nn.Module) -> Iterator[None]:
     """Inside, forward passes in training mode gather the static statistics afresh."""
-    layers = [m for m in module.modules() if isinstance(m, StaticBatchNorm2d)]
+    layers = _static(module)
     for layer in layers:
         layer.reset_running_stats()
         layer.measure = True

@@ -7,19 +7,30 @@ engine's and the mix's work; a selector only chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from fedloom.layout import Layout
 from fedloom.local.rule import Batch
+from fedloom.select.channels import Channels
+
+
+@dataclass(frozen=True)
+class Last:
+    """The sub-model that a client last sent: its values, and the columns that they are."""
+
+    row: Tensor
+    index: Tensor | None
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What a selector may look at: the client's model, capacity, and its data if it said so.
+    """What a selector may look at: the client's model and capacity, the model's channels, and what
+    it declared: the client's data, or the public set and what the client last sent.
 
     `stream(purpose)` is random by (seed, purpose, round, client).
     """
@@ -32,24 +43,53 @@ class Ask:
     module: nn.Module
     stream: Callable[..., np.random.Generator]
     data: Callable[[str], Batch] | None = None
+    channels: Channels | None = None
+    public: Callable[[np.ndarray], Batch] | None = None
+    public_size: int = 0
+    last: Last | None = None
+
+    def load(self) -> nn.Module:
+        """The client's whole model, ready for a look at it: not to be trained."""
+        self.layout.load(self.module, self.row)
+        return self.module.eval()
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A sub-model: `row[index]` is the row of `build()`. Equal `shape`s mean equal modules."""
+    """A sub-model: `row[index]` is the row of `build()`; the index ascends. Equal `shape`s mean
+    equal modules. Where narrower nets are trained inside it, `channels` is its structure."""
 
     index: Tensor
     shape: Hashable
     build: Callable[[], nn.Module]
+    channels: Channels | None = None
 
 
 class Select:
-    """Which part a client trains. `sees_data`: it chooses on the client, from the whole model."""
+    """Which part a client trains.
+
+    `sees_data`: it chooses on the client, from the whole model. `sees_public`: it chooses on the
+    server, by the public set. `recalls`: it wants what the client last sent, which the server then
+    keeps. `cuts`: it chooses among the model's channels. `nested`: a smaller choice is always part
+    of a larger one. `model_options` are what it needs the model to be built with.
+    """
 
     sees_data: bool = False
+    sees_public: bool = False
+    recalls: bool = False
+    cuts: bool = False
+    nested: bool = False
+    model_options: Mapping[str, Any] = {}
+
+    def check(self, module: nn.Module, shape: tuple[int, int, int], capacity: float) -> None:
+        """Refuse, before any work, a model that gives no sub-model of this capacity."""
 
     def choose(self, ask: Ask) -> Selection | None:
         """The sub-model of this client and round; None for the whole model."""
+        raise NotImplementedError
+
+    def narrowed(self, channels: Channels, width: float) -> tuple[tuple[int, ...], float]:
+        """For `nested` choices of channels: how many there are at this width, and their scale."""
         raise NotImplementedError
 
 

@@ -1,0 +1,215 @@
+"""Sub-models for weak devices (S2): one mechanism, one selector for each method.
+
+A client of capacity r trains a really smaller network with a share r of the channels of every
+hidden layer (DepthFL: the first blocks); the server averages each element over those who trained
+it. The switches are those that published code differs in; with everyone at capacity 1 and the
+switches as they are by default, every width method is FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fedloom.errors import FedloomError
+from fedloom.local import SGD, LocalRule, MaskedSGD, OrderedDropout, SelfDistillation
+from fedloom.method import Method
+from fedloom.methods.registry import MethodOptions, Preset, register
+from fedloom.mix import Coverage
+from fedloom.select import (
+    ByActivation,
+    ByGradient,
+    Ordered,
+    Prefix,
+    Random,
+    Rolling,
+    Select,
+)
+
+LOW = "low-quality"
+HIGH = "high-quality"
+#: S2 §3.3.3 and tables 3.3, 4.1; `tuned` learns at a rate at which these networks move
+_TRAINING = {"epochs": 2, "momentum": 0.9, "weight_decay": 5e-4, "augment": "crop:2",
+             "participation": 0.1, "clients": 100, "model": "conv4", "batch": 16,
+             "model_options": {"norm": "static"}, "mask": "inf", "by_class": True}  # fmt: skip
+_SOURCE = {**_TRAINING, "lr": 0.001}
+_TUNED = {**_TRAINING, "lr": 0.01, "clip": 1.0, "lr_schedule": "cosine:0.01"}
+
+
+def _presets(capacities: str, **more: object) -> dict[str, Preset]:
+    return {"source": {**_SOURCE, "capacities": capacities, **more},
+            "tuned": {**_TUNED, "capacities": capacities, **more}}  # fmt: skip
+
+
+class _SubModels(MethodOptions):
+    family = "sub-models"
+
+    mask: Literal["none", "zero", "inf"] = Field(
+        "none", description="logits of classes a client lacks, in its loss: none (leave), zero, inf"
+    )
+    weigh: Literal["samples", "equal"] = Field("samples", description="how clients are weighed")
+    by_class: bool = Field(
+        False, description="classifier rows count only from clients that hold the class"
+    )
+    old_votes: bool = Field(False, description="the server's old value is one more voter")
+
+    def _select(self) -> Select:
+        raise NotImplementedError
+
+    def _local(self) -> LocalRule:
+        return SGD() if self.mask == "none" else MaskedSGD(self.mask)
+
+    def build(self) -> Method:
+        mix = Coverage(weigh=self.weigh, by_class=self.by_class, old_votes=self.old_votes)
+        return Method(self._local(), mix, select=self._select())
+
+
+class _Width(_SubModels):
+    scaler: bool = Field(True, description="multiply hidden outputs by 1/r in training")
+    rounding: Literal["ceil", "floor"] = Field("ceil", description="of r·m channels")
+
+
+@register
+class HeteroFL(_Width):
+    """A client of capacity r trains the first ⌈r·m⌉ channels of every layer, always the same."""
+
+    name = "heterofl"
+    source = "Diao et al. 2021; S2 §2.3"
+    presets = _presets(LOW)
+
+    def _select(self) -> Select:
+        return Ordered(self.rounding, self.scaler)
+
+
+@register
+class FjORD(_Width):
+    """Ordered like HeteroFL; inside its own width the client draws a narrower one for every batch,
+    which also learns from its widest net."""
+
+    name = "fjord"
+    source = "Horváth et al. 2021; S2 §2.3"
+    presets: ClassVar = _presets(LOW, scaler=False)
+
+    scaler: bool = Field(False, description="multiply hidden outputs by 1/r in training")
+    levels: tuple[float, ...] = Field(
+        (0.2, 0.4, 0.6, 0.8, 1.0), description="widths to draw from, up to the client's own"
+    )
+    distil: float = Field(0.5, ge=0, le=1, description="share of distillation in a narrow loss")
+    temperature: float = Field(1.0, gt=0, description="of the distillation")
+
+    @field_validator("levels")
+    @classmethod
+    def _are_widths(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not value or not all(0 < p <= 1 for p in value):
+            raise ValueError("widths are above 0 and at most 1")
+        return value
+
+    def _select(self) -> Select:
+        return Ordered(self.rounding, self.scaler)
+
+    def _local(self) -> LocalRule:
+        return OrderedDropout(self.mask, self.levels, self.distil, self.temperature)
+
+
+@register
+class FederatedDropout(_Width):
+    """A fresh random subset of the channels for every client and round."""
+
+    name = "federated-dropout"
+    source = "Caldas et al. 2018; S2 §2.3"
+    presets = _presets(LOW)
+
+    def _select(self) -> Select:
+        return Random(self.rounding, self.scaler)
+
+
+@register
+class FedRolex(_Width):
+    """A window of ⌈r·m⌉ channels that moves by one every round and wraps around."""
+
+    name = "fedrolex"
+    source = "Alam et al. 2022; S2 §2.3"
+    presets = _presets(LOW)
+
+    def _select(self) -> Select:
+        return Rolling(self.rounding, self.scaler)
+
+
+@register
+class FedDSE(_Width):
+    """The client downloads the whole model, runs it on its own data and trains the channels that
+    are activated most (or, with a temperature, more likely those)."""
+
+    name = "feddse"
+    source = "S2 ch. 3"
+    presets = _presets(LOW)
+
+    temperature: float = Field(
+        0.0, ge=0, allow_inf_nan=True, description="0: the largest; else softmax(h/T); inf: any"
+    )
+    samples: int | None = Field(
+        None, ge=1, description="of the client's data, for inference; none: all"
+    )
+
+    def _select(self) -> Select:
+        return ByActivation(self.rounding, self.scaler, self.temperature, self.samples)
+
+
+class _FedGSE(_Width):
+    presets = _presets(HIGH, public="share:0.01")
+    labels: ClassVar[Literal["spl", "csl"]]
+
+    samples: int = Field(128, ge=1, description="similar public samples for the gradients")
+
+    def _select(self) -> Select:
+        return ByGradient(self.rounding, self.scaler, self.labels, self.samples)
+
+
+@register
+class FedGSESPL(_FedGSE):
+    """The server trains where the gradient is: the channels whose gradient is largest on public
+    samples that the client's last sub-model labels correctly."""
+
+    name = "fedgse-spl"
+    source = "S2 ch. 4"
+    labels = "spl"
+
+
+@register
+class FedGSECSL(_FedGSE):
+    """FedGSE without labels: public samples, labelled by the client's last sub-model."""
+
+    name = "fedgse-csl"
+    source = "S2 ch. 4"
+    labels = "csl"
+
+
+@register
+class DepthFL(_SubModels):
+    """Depth, not width: a client trains the first blocks, as many as it can afford, with a
+    classifier behind each; the classifiers learn from each other, and their mean is the answer."""
+
+    name = "depthfl"
+    source = "Kim et al. 2023; S2 §3.3"
+    presets = _presets(LOW, by_class=False)
+
+    budget: Literal["parameters", "macs", "blocks"] = Field(
+        "parameters", description="what depth goes by: r² of the parameters or MACs, or r·blocks"
+    )
+    distil: float = Field(1.0, ge=0, description="weight of the classifiers' learning together")
+    ramp: int = Field(300, ge=0, description="rounds over which that weight grows")
+
+    @model_validator(mode="after")
+    def _one_class_layer(self) -> DepthFL:
+        if self.by_class:
+            raise FedloomError(
+                "by_class is for models with one classifier; depthfl has one behind each block."
+            )
+        return self
+
+    def _select(self) -> Select:
+        return Prefix(self.budget)
+
+    def _local(self) -> LocalRule:
+        return SelfDistillation(self.mask, self.distil, self.ramp)

@@ -1,0 +1,83 @@
+"""A model with an exit behind each of its blocks (DepthFL): every prefix of it is a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.errors import FedloomError
+
+
+def with_exits(module: nn.Module, shape: tuple[int, int, int], classes: int) -> Exits:
+    """A model's blocks with a classifier behind each, in place of the model's own."""
+    if isinstance(module, Exits):
+        return module
+    blocks = getattr(module, "exit_blocks", None)
+    if blocks is None:
+        raise FedloomError(
+            f"{type(module).__name__} does not say what its blocks are, behind which classifiers "
+            "could be put. Give it a method exit_blocks() that returns them in order, as a list of "
+            "modules, or use mlp, lenet, conv4, resnet18 or resnet34."
+        )
+    return Exits(blocks(), shape, classes)
+
+
+class Exit(nn.Module):
+    """A classifier on a feature map: the mean over positions, then one linear layer."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.mean((2, 3)) if x.dim() == 4 else x)
+
+
+class Exits(nn.Module):
+    """Blocks in a row with a classifier behind each.
+
+    In training it returns the logits of all of them, (exits, batch, classes); otherwise their mean
+    (batch, classes).
+    """
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], shape: tuple[int, int, int], classes: int
+    ) -> None:
+        super().__init__()
+        self.shape, self.classes = shape, classes
+        self.blocks = nn.ModuleList(blocks)
+        x = torch.zeros((2, *shape))
+        exits = []
+        training = self.training
+        with torch.no_grad():
+            for block in self.eval().blocks:
+                x = block(x)
+                exits.append(Exit(x.shape[1], classes))
+        self.exits = nn.ModuleList(exits)
+        self.train(training)
+
+    @property
+    def depths(self) -> int:
+        return len(self.blocks)
+
+    def prefix(self, depth: int) -> Exits:
+        """The model of the first blocks; its tensors have the names that they have here."""
+        if not 1 <= depth <= self.depths:
+            raise FedloomError(f"This model has 1 to {self.depths} blocks, not {depth}.")
+        blocks, exits = self.blocks, self.exits
+        try:
+            self.blocks, self.exits = blocks[:depth], exits[:depth]
+            return copy.deepcopy(self)
+        finally:
+            self.blocks, self.exits = blocks, exits
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = []
+        for block, leave in zip(self.blocks, self.exits, strict=True):
+            x = block(x)
+            logits.append(leave(x))
+        every = torch.stack(logits)
+        return every if self.training else every.mean(0)

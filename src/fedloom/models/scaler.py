@@ -1,0 +1,25 @@
+"""The scaler of sub-models: outputs of hidden layers grow as their number shrinks.
+
+A layer with a share r of its inputs gives about r of its sum. In training, and only there, its
+output is multiplied by 1/r (inverted dropout's scaling, S2 §3.3.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class _Scaler:
+    factor: float
+
+    def __call__(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output * self.factor if layer.training else output
+
+
+def scale_output(layer: nn.Module, factor: float) -> None:
+    """Multiply what this layer gives in training."""
+    layer.register_forward_hook(_Scaler(factor))

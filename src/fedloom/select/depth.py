@@ -1,0 +1,68 @@
+"""DepthFL's selector: a prefix of the model's blocks, each with a classifier of its own behind it.
+
+The model says what its prefixes are (`models.exits.Exits`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedloom.errors import FedloomError
+from fedloom.layout import Layout
+from fedloom.models.counts import training_macs
+from fedloom.models.exits import Exits
+from fedloom.select.base import Ask, Select, Selection
+
+
+@dataclass(frozen=True)
+class Prefix(Select):
+    """The deepest prefix that a client of capacity r can afford, and never less than one block.
+
+    A sub-model of width r costs about r² of the whole. By `parameters` (or `macs`) a prefix may
+    cost as much; by `blocks` it has ⌈r·B⌉ of the B blocks.
+    """
+
+    budget: Literal["parameters", "macs", "blocks"] = "parameters"
+
+    model_options = MappingProxyType({"exits": True})
+
+    def choose(self, ask: Ask) -> Selection | None:
+        module = ask.module
+        assert isinstance(module, Exits)
+        depth = self.depth(module, ask.capacity)
+        if depth == module.depths:
+            return None
+        smaller = module.prefix(depth)
+        names = {e.name for e in Layout.of(smaller, ask.layout.extras).entries}
+        index = torch.cat([
+            torch.arange(e.start, e.stop) for e in ask.layout.entries if e.name in names
+        ])  # fmt: skip
+        return Selection(index, depth, partial(module.prefix, depth))
+
+    def depth(self, module: Exits, capacity: float) -> int:
+        if capacity == 1:
+            return module.depths
+        if self.budget == "blocks":
+            return max(int(-(-capacity * module.depths // 1)), 1)
+        costs = [self._cost(module.prefix(d)) for d in range(1, module.depths + 1)]
+        affordable = [d for d, cost in enumerate(costs, 1) if cost <= capacity**2 * costs[-1]]
+        return max(affordable, default=1)
+
+    def _cost(self, module: Exits) -> int:
+        if self.budget == "parameters":
+            return sum(p.numel() for p in module.parameters())
+        return training_macs(module, module.shape)
+
+    def check(self, module: nn.Module, shape: tuple[int, int, int], capacity: float) -> None:
+        if not isinstance(module, Exits):
+            raise FedloomError(
+                f"{type(module).__name__} has no classifiers behind its blocks, which depthfl "
+                "trains. Use --model conv4, resnet18 or resnet34, or a model of your own made with "
+                "fedloom.models.exits.Exits."
+            )

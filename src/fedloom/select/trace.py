@@ -1,0 +1,311 @@
+"""Which channels of a model belong together, read off one pass through the model itself.
+
+Torch shows every operation of that pass, whatever the module's Python looks like; each of them says
+how the axes of its inputs become those of its output (`axes.py`). Residual additions, norm layers,
+depthwise and grouped convolutions, flattening before a linear layer and reshapes all follow from
+that. An operation that is not known here is refused, with the layer that it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedloom.errors import FedloomError
+from fedloom.select.axes import Label, Mismatch, fix, fixed, free, merge, regroup, resolve
+
+Labels = tuple[Label, ...]
+
+_SAME = {"hardswish", "hardsigmoid", "hardtanh", "dropout", "alias", "lift_fresh", "clone",
+         "detach", "_to_copy", "zeros_like", "ones_like", "hardswish_", "hardtanh_",
+         "leaky_relu", "leaky_relu_", "elu", "elu_"}  # fmt: skip
+_POINTWISE = {"_prelu_kernel"}
+_POOLS = {"max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d",
+          "max_pool1d", "avg_pool1d", "upsample_nearest2d", "upsample_bilinear2d", "max_pool2d",
+          "_adaptive_avg_pool3d", "avg_pool3d", "max_pool3d_with_indices",
+          "mkldnn_max_pool2d"}  # fmt: skip
+_VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze"}
+_REDUCTIONS = {"mean", "sum", "amax", "amin", "max", "min"}
+_NORMS = {"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",
+          "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
+          "_batch_norm_no_update"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layer that reads channels: the label of its input's feature dimension tells which."""
+
+    layer: str
+    label: Label
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a pass told: labels of all tensors by name, who reads and who makes channels."""
+
+    labels: dict[str, Labels]
+    readers: tuple[Reader, ...]
+    makers: tuple[Reader, ...]
+    depthwise: frozenset[str]  # convolutions whose number of groups is that of their channels
+    output: Label
+
+
+def trace(module: nn.Module, shape: Sequence[int]) -> Traced:
+    """Watch one pass of zeros through the module."""
+    training = module.training
+    tracer = _Tracer(module)
+    x = torch.zeros((2, *shape), dtype=next(module.parameters()).dtype)
+    x = x.to(next(module.parameters()).device)
+    tracer.remember(x, tuple(fixed(n) for n in x.shape))
+    try:
+        with torch.no_grad(), tracer.named_layers(), tracer:
+            out = module.eval()(x)
+    finally:
+        module.train(training)
+    for label in tracer.known(out):
+        fix(label)
+    labels = {name: tracer.known(t) for t, name in tracer.named()}
+    return Traced(
+        labels, tuple(tracer.readers), tuple(tracer.makers), frozenset(tracer.depthwise),
+        tracer.known(out)[-1],
+    )  # fmt: skip
+
+
+class _Tracer(TorchDispatchMode):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = module
+        self._names = {id(t): name for t, name in self.named()}
+        self._labels: dict[int, tuple[Tensor, Labels]] = {}  # the tensor is kept: ids are reused
+        self._origin: dict[int, str] = {}  # views of a parameter, such as its transpose
+        self._layers: list[str] = []
+        self.readers: list[Reader] = []
+        self.makers: list[Reader] = []
+        self.depthwise: list[str] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # as in `metrics.cost`: don't import the compiler
+        return False
+
+    def named(self) -> Iterator[tuple[Tensor, str]]:
+        for name, p in self._module.named_parameters():
+            yield p, name
+        for name, b in self._module.named_buffers():
+            yield b, name
+
+    @contextmanager
+    def named_layers(self) -> Iterator[None]:
+        """Know which layer is running, for error messages."""
+        hooks: list[Any] = []
+        for name, layer in self._module.named_modules():
+            if name:
+                hooks.append(layer.register_forward_pre_hook(self._enter(name)))
+                hooks.append(layer.register_forward_hook(self._leave, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._layers.append(name)
+
+    def _leave(self, *_: Any) -> None:
+        self._layers.pop()
+
+    def remember(self, tensor: Tensor, labels: Labels) -> None:
+        self._labels[id(tensor)] = tensor, labels
+
+    def known(self, tensor: Tensor) -> Labels:
+        if id(tensor) not in self._labels:
+            name = self._names.get(id(tensor))
+            # Constants of the program itself have no channels to choose from.
+            labels = tuple(fixed(n) for n in tensor.shape)
+            if name is not None:
+                labels = _of_parameter(name, tensor)
+                self._origin[id(tensor)] = name
+            self.remember(tensor, labels)
+        return self._labels[id(tensor)][1]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        first = out[0] if isinstance(out, tuple | list) and out else out
+        if not isinstance(first, Tensor) or not tensors:
+            return out
+        try:
+            labels = self._follow(name, func, args, kwargs or {}, tensors, first)
+        except Mismatch:
+            raise self._refusal(f"the shapes in its operation '{name}' can't be followed") from None
+        if labels is None:
+            raise self._refusal(f"its operation '{name}' is not one whose channels are known")
+        self.remember(first, labels)
+        return out
+
+    def _refusal(self, reason: str) -> FedloomError:
+        where = f"layer '{self._layers[-1]}'" if self._layers else "its forward()"
+        return FedloomError(
+            f"{type(self._module).__name__} can't be cut into sub-models: in {where}, {reason}. "
+            "Use one of the built-in models, or a method that trains the whole model."
+        )
+
+    def _follow(
+        self, name: str, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Tensor
+    ) -> Labels | None:
+        """The labels of an operation's (first) result; None if the operation is not known."""
+        if torch.Tag.pointwise in func.tags or name in _POINTWISE:
+            return self._pointwise(tensors, out)
+        x = self.known(tensors[0])
+        if name in _SAME or name.startswith(("bernoulli", "native_dropout", "empty_like")):
+            return x
+        if name in _POOLS:
+            return (*x[:2], *(fixed(n) for n in out.shape[2:]))
+        if name in _VIEWS:
+            self._keep_origin(tensors[0], out)
+            return tuple(regroup(sum(x, ()), tuple(out.shape)))
+        if name in ("t", "transpose", "permute"):
+            self._keep_origin(tensors[0], out)
+            return _permuted(name, x, args)
+        if name in _REDUCTIONS:
+            return self._reduced(x, args, kwargs, out)
+        if name == "expand":
+            lead = len(out.shape) - len(x)
+            return tuple(
+                fixed(n) if i < lead or tensors[0].shape[i - lead] != n else x[i - lead]
+                for i, n in enumerate(out.shape)
+            )
+        if name == "convolution":
+            return self._convolution(args, out)
+        if name in ("addmm", "mm"):
+            return self._product(args, name == "addmm")
+        if name in _NORMS:
+            for other in tensors[1:]:
+                if other.numel():
+                    merge(self.known(other)[0], x[1])
+            return x
+        if name == "native_group_norm":
+            return self._group_norm(args, x)
+        if name == "native_layer_norm":
+            last = x[len(x) - len(args[1]) :]
+            for other in tensors[1:]:
+                for mine, theirs in zip(self.known(other), last, strict=True):
+                    merge(mine, theirs)
+            return x
+        if name in ("slice", "constant_pad_nd", "flip", "roll", "select") and all(
+            all(a.fixed for a in resolve(label))
+            for label, n, m in zip(x, tensors[0].shape, out.shape, strict=False)
+            if n != m
+        ):
+            if name == "select":
+                return tuple(label for i, label in enumerate(x) if i != args[1] % len(x))
+            changed = zip(x, tensors[0].shape, out.shape, strict=True)
+            return tuple(label if n == m else fixed(m) for label, n, m in changed)
+        return None
+
+    def _pointwise(self, tensors: list[Tensor], out: Tensor) -> Labels:
+        """Dimensions that meet are the same; those of size one are spread."""
+        labels: list[Label] = []
+        for at in range(-out.dim(), 0):
+            met = [self.known(t)[at] for t in tensors if t.dim() >= -at and t.shape[at] > 1]
+            for other in met[1:]:
+                merge(met[0], other)
+            labels.append(met[0] if met else ())
+        return tuple(labels)
+
+    def _reduced(self, x: Labels, args: Any, kwargs: Any, out: Tensor) -> Labels | None:
+        dims = args[1] if len(args) > 1 else None
+        if not isinstance(dims, int | list | tuple):
+            return None
+        gone = {d % len(x) for d in ([dims] if isinstance(dims, int) else dims)}
+        if any(not a.fixed for d in gone for a in resolve(x[d])):
+            return None  # over the channels themselves
+        keeps = out.dim() == len(x)
+        return tuple(
+            () if d in gone else label for d, label in enumerate(x) if keeps or d not in gone
+        )
+
+    def _convolution(self, args: Any, out: Tensor) -> Labels:
+        x, weight, bias = args[:3]
+        transposed, groups = args[6], args[8]
+        data, kernel = self.known(x), self.known(weight)
+        into, outof = (kernel[0], kernel[1]) if transposed else (kernel[1], kernel[0])
+        layer = self._owner(weight)
+        if groups == 1:
+            merge(data[1], into)
+        elif groups == x.shape[1] and not transposed:  # depthwise: a filter per channel
+            self.depthwise.append(layer)
+            merge(outof, (*data[1], *fixed(out.shape[1] // groups)))
+        else:
+            # The same channels of every group.
+            split = (*fixed(groups), *free(x.shape[1] // groups, ""))
+            merge(data[1], split)
+            if transposed:
+                merge(into, split)
+                outof = (*fixed(groups), *outof)
+            else:
+                merge(split, (*fixed(groups), *into))
+                merge(outof, (*fixed(groups), *free(out.shape[1] // groups, layer)))
+        if bias is not None:
+            merge(self.known(bias)[0], outof)
+        self._note(layer, data[1], outof)
+        return (data[0], outof, *(fixed(n) for n in out.shape[2:]))
+
+    def _product(self, args: Any, biased: bool) -> Labels:
+        x, weight = args[1:3] if biased else args[:2]
+        data, columns = self.known(x), self.known(weight)
+        merge(data[1], columns[0])
+        if biased:
+            merge(self.known(args[0])[-1], columns[1])
+        if self._owner(weight):
+            self._note(self._owner(weight), data[1], columns[1])
+        return (data[0], columns[1])
+
+    def _group_norm(self, args: Any, x: Labels) -> Labels:
+        groups = args[6]
+        if groups > 1:
+            inner = args[0].shape[1] // groups
+            merge(x[1], (*fixed(groups), *free(inner, "")))
+        for other in args[1:3]:
+            if other is not None:
+                merge(self.known(other)[0], x[1])
+        return x
+
+    def _note(self, layer: str, into: Label, outof: Label) -> None:
+        if layer:
+            self.readers.append(Reader(layer, into))
+            self.makers.append(Reader(layer, outof))
+
+    def _owner(self, weight: Tensor) -> str:
+        return self._origin.get(id(weight), "").rpartition(".")[0]
+
+    def _keep_origin(self, before: Tensor, after: Tensor) -> None:
+        if id(before) in self._origin:
+            self._origin[id(after)] = self._origin[id(before)]
+
+
+def _of_parameter(name: str, tensor: Tensor) -> Labels:
+    """Channels in the first two dimensions, positions of a kernel in the rest."""
+    layer = name.rpartition(".")[0]
+    return tuple(
+        free(n, layer if i == 0 else "") if i < 2 or tensor.dim() < 3 else fixed(n)
+        for i, n in enumerate(tensor.shape)
+    )
+
+
+def _permuted(name: str, x: Labels, args: Any) -> Labels:
+    order = list(range(len(x)))
+    if name == "t":
+        order = order[::-1]
+    elif name == "permute":
+        order = [d % len(x) for d in args[1]]
+    else:
+        a, b = args[1] % len(x), args[2] % len(x)
+        order[a], order[b] = b, a
+    return tuple(x[d] for d in order)

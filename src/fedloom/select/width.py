@@ -1,0 +1,189 @@
+"""Selectors of width: a share r of the channels of every hidden layer.
+
+They differ in nothing but which ones: the first, random ones, a window that moves, those that the
+client's own data activate most, or those whose gradient is largest on similar public data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.errors import FedloomError
+from fedloom.layout import Layout
+from fedloom.local.rule import Batch
+from fedloom.models.norm import by_batch
+from fedloom.select.base import Ask, Select, Selection
+from fedloom.select.channels import Channels
+from fedloom.select.scores import activations, gradients
+
+Rounding = Literal["ceil", "floor"]
+
+
+@dataclass(frozen=True)
+class Width(Select):
+    """⌈r·m⌉ of the m channels of every group; `scaler` multiplies by 1/r what hidden layers give in
+    training."""
+
+    rounding: Rounding = "ceil"
+    scaler: bool = False
+
+    cuts = True
+
+    def choose(self, ask: Ask) -> Selection | None:
+        if ask.capacity == 1:
+            return None
+        channels = ask.channels
+        assert channels is not None
+        counts, scale = self.narrowed(channels, ask.capacity)
+        keep = self.channels(ask, channels, counts)
+        return Selection(
+            index=channels.index(ask.layout, keep),
+            shape=(*counts, scale),
+            build=partial(channels.build, counts, scale),
+            channels=channels.narrow(counts) if self.nested else None,
+        )
+
+    def narrowed(self, channels: Channels, width: float) -> tuple[tuple[int, ...], float]:
+        return channels.counts(width, self.rounding), 1 / width if self.scaler else 1.0
+
+    def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
+        """The channels of every group that this client trains."""
+        raise NotImplementedError
+
+    def check(self, module: nn.Module, shape: tuple[int, int, int], capacity: float) -> None:
+        channels = Channels.of(module, shape)
+        smaller = channels.build(channels.counts(capacity, self.rounding)).eval()
+        try:
+            with torch.no_grad():
+                logits = smaller(torch.zeros((2, *shape)))
+        except (RuntimeError, ValueError) as e:
+            reason = str(e).splitlines()[0]
+            raise FedloomError(
+                f"{type(module).__name__} can't be cut into sub-models: with a share of "
+                f"{capacity:g} of its channels it fails ({reason}). Take sizes from the tensors in "
+                "forward(), not from numbers: x.flatten(1), not x.view(-1, 400)."
+            ) from None
+        if logits.shape != module(torch.zeros((2, *shape))).shape:
+            raise FedloomError(
+                f"{type(module).__name__} can't be cut into sub-models: with a share of "
+                f"{capacity:g} of its channels it returns {tuple(logits.shape)}. Take sizes from "
+                "the tensors in forward(), not from numbers: x.flatten(1), not x.view(-1, 400)."
+            )
+
+
+@dataclass(frozen=True)
+class Ordered(Width):
+    """HeteroFL, FjORD: the first channels, always the same."""
+
+    nested = True
+
+    def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
+        return [np.arange(k) for k in counts]
+
+
+@dataclass(frozen=True)
+class Random(Width):
+    """Federated Dropout: a fresh random choice for every client and round."""
+
+    def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
+        rng, sizes = ask.stream("channels"), channels.sizes
+        return [rng.choice(m, k, replace=False) for m, k in zip(sizes, counts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Rolling(Width):
+    """FedRolex: a window that moves by one channel every round and wraps around."""
+
+    def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
+        first = ask.round - 1
+        return [(first + np.arange(k)) % m for m, k in zip(channels.sizes, counts, strict=True)]
+
+
+@dataclass(frozen=True)
+class ByActivation(Width):
+    """FedDSE (S2 Algorithms 3.1, 3.2): the channels that the client's own data activate most.
+
+    T = 0 takes the largest |h_i|; T > 0 draws without replacement with p(i) = softmax(h_i / T).
+    """
+
+    temperature: float = 0.0
+    samples: int | None = None  # of the client's training data; None: all of it
+
+    sees_data = True
+
+    def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
+        assert ask.data is not None
+        batch = ask.data("train")
+        if self.samples is not None and len(batch.y) > self.samples:
+            some = ask.stream("inference").permutation(len(batch.y))[: self.samples]
+            batch = Batch(batch.x[torch.from_numpy(some)], batch.y[torch.from_numpy(some)])
+        found = activations(ask.load(), channels, batch.x)
+        rng = ask.stream("channels")
+        return [
+            _largest(np.abs(h), k) if self.temperature == 0 else draw(h / self.temperature, k, rng)
+            for h, k in zip(found, counts, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class ByGradient(Width):
+    """FedGSE (S2 Algorithms 4.1 to 4.4): the channels whose gradient is largest on public samples
+    that are like the client's.
+
+    `spl` takes those that the client's last sub-model labels correctly, `csl` takes any, with that
+    model's predictions as labels. A client that sent none yet is stood in for by the global model.
+    """
+
+    labels: Literal["spl", "csl"] = "spl"
+    samples: int = 128
+
+    sees_public = True
+    recalls = True
+
+    def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
+        similar = self.similar(ask, channels)
+        found = gradients(ask.load(), channels, similar)
+        return [_largest(g, k) for g, k in zip(found, counts, strict=True)]
+
+    def similar(self, ask: Ask, channels: Channels) -> Batch:
+        """The public samples that are like this client's, with labels."""
+        assert ask.public is not None
+        order = ask.stream("public").permutation(ask.public_size)
+        if self.labels == "csl":
+            batch = ask.public(order[: self.samples])
+            return Batch(batch.x, self._predictions(ask, channels, batch.x))
+        batch = ask.public(order)
+        right = torch.nonzero(self._predictions(ask, channels, batch.x) == batch.y).flatten()
+        if not len(right):  # it knows nothing yet: no sample is more like its own than another
+            right = torch.arange(len(batch.y))
+        right = right[: self.samples]
+        return Batch(batch.x[right], batch.y[right])
+
+    def _predictions(self, ask: Ask, channels: Channels, x: Tensor) -> Tensor:
+        if ask.last is None or ask.last.index is None:
+            row = ask.row if ask.last is None else ask.last.row
+            module = ask.layout.load(ask.module, row)
+        else:
+            kept = channels.kept(ask.layout, ask.last.index)
+            module = channels.build([len(k) for k in kept])
+            Layout.of(module, ask.layout.extras).load(module, ask.last.row)
+        module.eval()
+        with torch.no_grad(), by_batch(module):
+            return torch.cat([module(some) for some in x.split(256)]).argmax(-1)
+
+
+def draw(scores: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
+    """k of them without replacement, each draw with softmax(scores) of what is left: the k largest
+    after adding Gumbel noise."""
+    return _largest(scores + rng.gumbel(size=len(scores)), k)
+
+
+def _largest(scores: np.ndarray, k: int) -> np.ndarray:
+    return np.argsort(-scores, kind="stable")[:k]
