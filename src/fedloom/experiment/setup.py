@@ -15,6 +15,7 @@ from torch import nn
 
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset
+from fedloom.data.public import PublicSet, public_set
 from fedloom.data.split import Federation, federate
 from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
@@ -47,6 +48,7 @@ class Experiment:
     capacities: np.ndarray
     budget: Budget
     device: torch.device
+    public: PublicSet | None
     about: dict[str, Any]  # what is needed to build the model again
 
 
@@ -98,6 +100,7 @@ def make_federation(config: Config, dataset: Dataset) -> Federation:
         support_share=config.support_share,
         newcomers=config.newcomers,
         newcomer_classes=config.newcomer_classes,
+        public=config.public,
     )
 
 
@@ -106,6 +109,7 @@ def prepare(
 ) -> Experiment:
     """Build and check everything before any long work begins."""
     _check_capacities(config, method)
+    _check_public(config, method)
     device = pick_device(config.device)
     if config.precision == "bf16" and not has_bf16(device):
         warnings.warn(
@@ -115,6 +119,7 @@ def prepare(
     dataset = load_dataset(config, data)
     federation = make_federation(config, dataset)
     dataset = federation.dataset
+    public = public_set(config.public, federation)
     capacities = _capacities(config)
     augment = _augment(config, dataset)
     factory = model or model_factory(config.model)
@@ -169,6 +174,7 @@ def prepare(
         "unit": 255 if dataset.x.dtype == np.uint8 else 1,
         "fingerprint": _fingerprint(dataset),
         "kept": state.kept.columns.ranges,
+        "public": None if public is None else public.note,
     }
     return Experiment(
         config=config,
@@ -181,6 +187,7 @@ def prepare(
         capacities=capacities,
         budget=budget,
         device=device,
+        public=public,
         about=about,
     )
 
@@ -211,6 +218,14 @@ def _check_capacities(config: Config, method: Method) -> None:
         raise FedloomError(
             f"capacities={config.capacities} would do nothing: {config.method} trains the whole "
             "model on every client. Leave it out, or choose a method with sub-models."
+        )
+
+
+def _check_public(config: Config, method: Method) -> None:
+    if method.mix.sees_public and config.public == "none":
+        raise FedloomError(
+            f"{config.method} compares models on public images, and there are none. Set some aside "
+            "with --public share:0.01, name a data set, or use noise (--public noise:256)."
         )
 
 
