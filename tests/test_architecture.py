@@ -12,6 +12,7 @@ FORBIDDEN = {
     "errors": {"*"},
     "streams": {"*"},
     "layout": {"*"} - {"errors"},
+    "similarity": {"*"},
     "data": {"models", "local", "mix", "select", "topology", "method", "methods", "engine",
              "metrics", "experiment", "report", "cli"},
     "models": {"data", "local", "mix", "methods", "engine", "metrics", "experiment", "report"},

@@ -43,6 +43,11 @@ METHODS = {
     "swap": method(mix=Swap()),
     "gossip": method(mix=Gossip(), topology=Complete()),
     "momentum": method(mix=Momentum()),
+    "fedswap": "fedswap:average_every=2",
+    "fedswap sequential": "fedswap:partner=sequential,average_every=2",
+    "fedswap greedy": "fedswap:partner=greedy,average_every=3",
+    "fedswap min": "fedswap:partner=min,similarity=dcka,kernel=rbf,average_every=3",
+    "fedswap cosine": "fedswap:partner=min,similarity=cosine,average_every=2",
 }
 
 
@@ -52,6 +57,8 @@ def states(result):
 
 def settings(name):
     out = {"clients": 7, "partition": "dirichlet:0.3", "newcomers": 2, "batch": 8, "epochs": 2}
+    if name.startswith("fedswap"):
+        out |= {"participation": 1.0, "public": "share:0.05"}
     return out if name == "fedsgd" else {**out, "momentum": 0.5, "clip": 1.0, "weight_decay": 0.01}
 
 

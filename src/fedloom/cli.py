@@ -305,6 +305,15 @@ def methods(
 def show(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
     plot: Plot = None,
+    swaps: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--swaps",
+            metavar="FILE.png",
+            help="Save a picture of who swapped models with whom, and how alike they were.",
+            callback=_picture,
+        ),
+    ] = None,
 ) -> None:
     """Print what a run did: its settings, scores and cost."""
     from fedloom.experiment.result import Result
@@ -313,6 +322,8 @@ def show(
     result = Result(path)
     if plot:
         result.plot(plot)
+    if swaps:
+        result.plot_swaps(swaps)
     print_result(result, details=True)
 
 

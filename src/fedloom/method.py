@@ -48,6 +48,11 @@ class Method:
                 f"{names['mix']} needs a server to hold the shared model, and "
                 f"{names['topology']} has none. Use a mix whose models live on the nodes."
             )
+        if not self.topology.server and self.mix.sees_public:
+            raise FedloomError(
+                f"{names['mix']} looks at a public set, which only a server holds, and "
+                f"{names['topology']} has none. Use a mix that needs no public set."
+            )
         if self.topology.pools and self.mix.home == "node":
             raise FedloomError(
                 f"{names['topology']} trains one model on everyone's data, but "

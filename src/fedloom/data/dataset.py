@@ -130,13 +130,15 @@ def set_aside(
     return measured(name, x[~test], y[~test], x[test], y[test], classes)
 
 
-def stratified(y: np.ndarray, share: float, seed: int) -> npt.NDArray[np.bool_]:
+def stratified(
+    y: np.ndarray, share: float, seed: int, purpose: str = "held-out"
+) -> npt.NDArray[np.bool_]:
     """A mask that sets aside this share of every class, but never the whole of one."""
     if not 0 <= share < 1:
         raise FedloomError(f"test_share is {share}; it must be at least 0 and below 1.")
     aside = np.zeros(len(y), bool)
     for label in np.unique(y):
-        members = stream(seed, "held-out", int(label)).permutation(np.flatnonzero(y == label))
+        members = stream(seed, purpose, int(label)).permutation(np.flatnonzero(y == label))
         aside[members[: min(round(share * len(members)), len(members) - 1)]] = True
     return aside
 

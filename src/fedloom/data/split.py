@@ -18,6 +18,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Partition, parse, partition
 from fedloom.data.partition.classes import deal_classes, reserved
 from fedloom.data.partition.deal import ClassSets, Task
+from fedloom.data.public import Wish, set_aside
 from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
 
@@ -30,7 +31,8 @@ class Federation:
     """A data set, who holds what of it, and the parts of everyone's data.
 
     Clients 0..n_clients-1 take part in training; `newcomer_ids` follow them, and their samples
-    are the training clients' test data, dealt anew.
+    are the training clients' test data, dealt anew. `dealt` is the partition as it was before the
+    server set a public share aside.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Federation:
         support_share: float = 0.2,
         newcomers: int = 0,
         newcomer_classes: int = 2,
+        dealt: Partition | None = None,
     ) -> None:
         if not 0 <= test_share < 1:
             raise FedloomError(f"test_share is {test_share}; it must be at least 0 and below 1.")
@@ -50,6 +53,7 @@ class Federation:
             raise FedloomError(f"support_share is {support_share}; it must be between 0 and 1.")
         self.dataset, self.partition, self.seed = dataset, partition, seed
         self.test_share, self.support_share = test_share, support_share
+        self.dealt = partition if dealt is None else dealt
         self.n_clients = len(partition)
         self.newcomer_ids = range(self.n_clients, self.n_clients + newcomers)
         self.newcomers = self._deal_newcomers(newcomers, newcomer_classes)
@@ -76,8 +80,12 @@ class Federation:
 
     def classes_of(self, client: int) -> npt.NDArray[np.bool_]:
         """A mask of the classes that the client holds."""
+        return self.label_counts(client) > 0
+
+    def label_counts(self, client: int) -> IntArray:
+        """How many samples of each class the client holds."""
         labels = self.dataset.y[self._held(client)]
-        return np.bincount(labels, minlength=self.dataset.n_classes) > 0
+        return np.bincount(labels, minlength=self.dataset.n_classes)
 
     def global_test(self) -> IntArray:
         """The common test set, as indices into `dataset.x_test`.
@@ -162,22 +170,26 @@ def federate(
     support_share: float = 0.2,
     newcomers: int = 0,
     newcomer_classes: int = 2,
+    public: str = "none",
 ) -> Federation:
-    """Deal a data set to clients by the recipe `spec`, pooling its parts first if asked to."""
+    """Deal a data set to clients by the recipe `spec`, pooling its parts first if asked to; what is
+    `public` of it goes to the server."""
     if newcomers < 0 or newcomer_classes < 1:
         raise FedloomError("newcomers must be at least 0, and newcomer_classes at least 1.")
     if pool:
         dataset = dataset.pooled()
     reserve = _reserve(spec, dataset, seed, newcomers, newcomer_classes)
     dealt = partition(spec, dataset.y, clients, seed, n_classes=dataset.n_classes, reserve=reserve)
+    share = Wish.parse(public).share
     return Federation(
         dataset,
-        dealt,
+        set_aside(dealt, dataset.y, share, seed) if share else dealt,
         seed=seed,
         test_share=test_share,
         support_share=support_share,
         newcomers=newcomers,
         newcomer_classes=newcomer_classes,
+        dealt=dealt,
     )
 
 

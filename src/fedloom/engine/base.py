@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.data.dataset import Dataset
+from fedloom.data.public import PublicSet
 from fedloom.data.split import Federation
 from fedloom.engine.batches import Augment
 from fedloom.layout import Layout
@@ -46,6 +47,7 @@ class Setting:
     static: bool = False  # the model has norms whose statistics are measured before scoring
     static_samples: int = 5000
     channels: Channels | None = None  # of the model, where sub-models are made of them
+    public: PublicSet | None = None  # for selectors that look at it
     precision: str = "fp32"
     threads: int = 1
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from fedloom.local import Batch, LocalRule
 from fedloom.local.rule import Step
 from fedloom.models.counts import training_macs
 from fedloom.models.norm import has_tracked_norm, measuring
-from fedloom.select import Ask, Last, Selection
+from fedloom.select import Ask, Last, Public, Selection
 from fedloom.streams import stream, torch_seed
 
 _SCORE_BATCH = 256
@@ -271,8 +272,17 @@ class Worker:
             stream=lambda *names: stream(s.seed, *names, task.round, client),
             data=data if task.select.sees_data else None,
             channels=s.channels,
+            public=self._public if task.select.sees_public else None,
             last=last if task.select.recalls else None,
         )
+
+    @cached_property
+    def _public(self) -> Public | None:
+        found, device = self.setting.public, self.setting.device
+        if found is None:
+            return None
+        y = None if found.y is None else torch.from_numpy(found.y).to(device)
+        return Public(torch.from_numpy(found.x).to(device), y)
 
     def _indices(self, client: int, part: str) -> np.ndarray:
         federation = self.setting.federation

@@ -116,13 +116,19 @@ class Result:
             ranges = tuple((start, stop) for start, stop in about["kept"])
             kept = Population(Columns(ranges, layout.size), layout.dtype)
             kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
-            if client is None:
+            if client is None and len(kept):
                 raise FedloomError(
                     "Clients of this method keep models of their own: say whose, for example "
                     f"model(client={int(kept.clients[0])})."
                 )
-            row = kept.compose([client], row)[0]
+            row = row if client is None else kept.compose([client], row)[0]
         return layout.load(module, row).eval()
+
+    @property
+    def public(self) -> str | None:
+        """What the server's public set was, and whom it was taken from; None without one."""
+        note: str | None = self.store.checkpoint()[1].get("public")
+        return note
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -164,6 +170,45 @@ class Result:
         mean, std = (torch.tensor(about[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
         return (raw / about["unit"] - mean) / std
 
+    @cached_property
+    def similarities(self) -> dict[int, pd.DataFrame]:
+        """Round → how alike the clients' models were, before they were swapped by it."""
+        out = {}
+        for record in self.records:
+            above = record.get("mix", {}).get("similarity")
+            if above is not None:
+                clients = record["participants"]
+                values = np.zeros((len(clients), len(clients)))
+                values[np.triu_indices(len(clients), 1)] = above
+                values += values.T
+                np.fill_diagonal(values, np.nan)  # nobody is compared with itself
+                out[record["round"]] = pd.DataFrame(values, index=clients, columns=clients)
+        return out
+
+    @cached_property
+    def swaps(self) -> pd.DataFrame:
+        """A row for every exchange of models: round, client, partner, and their similarity where it
+        was measured."""
+        rows = []
+        for record in self.records:
+            alike = self.similarities.get(record["round"])
+            for a, b in record.get("mix", {}).get("pairs", ()):
+                rows.append((record["round"], a, b, np.nan if alike is None else alike.at[a, b]))
+        return pd.DataFrame(rows, columns=["round", "client", "partner", "similarity"])
+
+    def plot_swaps(self, file: str | Path | None = None) -> Figure:
+        """How alike clients' models were over the rounds, and who swapped with whom."""
+        from fedloom.report.plots import save
+        from fedloom.report.swap_plot import plot_swaps
+
+        scored = self.clients
+        known = scored[scored["population"] == "local"].drop_duplicates("client", keep="last")
+        main = known.set_index("client")["main_class"]
+        figure = plot_swaps(self.swaps, self.similarities, main, self.classes, self.path.name)
+        if file is not None:
+            save(figure, Path(file))
+        return figure
+
     def plot(self, file: str | Path | None = None) -> Figure:
         """Accuracy over rounds and the spread over clients; saved if `file` is given."""
         from fedloom.report.plots import plot_run, save
@@ -180,8 +225,11 @@ _COST = {
 }  # fmt: skip
 
 
+_NESTED = {"profile", "mix"}
+
+
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    out = {k: v for k, v in record.items() if k not in _PREFIX and k != "profile"}
+    out = {k: v for k, v in record.items() if k not in _PREFIX and k not in _NESTED}
     out["participants"] = len(record["participants"])
     for group, prefix in _PREFIX.items():
         scores = record.get(group, {})

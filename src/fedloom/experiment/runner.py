@@ -25,7 +25,7 @@ from fedloom.experiment.store import RunStore
 from fedloom.local import LocalRule, Optimiser
 from fedloom.metrics.cost import peak_memory, reset_peak_memory
 from fedloom.metrics.scores import client_scores, summarise
-from fedloom.mix import Gathering
+from fedloom.mix import Gathering, Probe, Traffic
 from fedloom.streams import stream
 
 _SCORED_AT_ONCE = 64  # personal models composed in memory at a time
@@ -112,14 +112,16 @@ class Runner:
             indexes=trained.indexes,
             whole_down=method.select.sees_data,
             memory=state.memory,
+            probe=self._probe,
             **self._class_facts(clients),
         )
+        mixed = method.mix.combine(gathering)
         state.recall(clients, trained.rows, trained.indexes)
-        state.apply(method.mix.combine(gathering), clients, rows)
-        up, down = self._bytes(gathering, t)
+        state.apply(mixed, clients, rows)
+        up, down = self._bytes(mixed.traffic or method.mix.traffic(gathering), t)
         seen = max(int(trained.samples.sum()), 1)
-        mixed = time.perf_counter()
-        return {
+        ended = time.perf_counter()
+        record = {
             "round": t,
             "participants": clients.tolist(),
             "lr": optimiser.lr,
@@ -129,8 +131,9 @@ class Runner:
             "macs": int(trained.macs.sum()),
             "steps": int(trained.steps.sum()),
             "seconds": time.perf_counter() - started,
-            "profile": {**trained.seconds, "mix": mixed - returned},
+            "profile": {**trained.seconds, "mix": ended - returned},
         }
+        return {**record, "mix": dict(mixed.report)} if mixed.report else record
 
     def evaluate(self, t: int) -> dict[str, Any]:
         """Score the common test set and every client's own; store the per-client table."""
@@ -177,16 +180,25 @@ class Runner:
         assert x.state.weigh is not None
         return x.state.weigh(clients)
 
-    def _bytes(self, gathering: Gathering, t: int) -> tuple[int, int]:
+    def _bytes(self, traffic: Traffic, t: int) -> tuple[int, int]:
         x = self.experiment
         if x.method.topology.pools:  # the data moves once, the model never
             data = x.dataset
             image = int(np.prod(data.shape)) * np.dtype(data.x.dtype).itemsize
             label = np.min_scalar_type(max(data.n_classes - 1, 1)).itemsize
             return (int(x.federation.sizes("train").sum()) * (image + label) if t == 1 else 0), 0
-        traffic = x.method.mix.traffic(gathering)
         each = x.layout.bytes
         return int(traffic.up.sum()) * each, int(traffic.down.sum()) * each
+
+    @cached_property
+    def _probe(self) -> Probe | None:
+        """The public set, for a mix that said that it looks at it."""
+        x = self.experiment
+        if x.public is None or not x.method.mix.sees_public:
+            return None
+        images = torch.from_numpy(x.public.x).to(x.device)
+        labels = None if x.public.y is None else torch.from_numpy(x.public.y).to(x.device)
+        return Probe(images, labels, x.engine.setting.build().to(x.device), x.layout)
 
     @cached_property
     def _scored_clients(self) -> np.ndarray:
@@ -275,12 +287,13 @@ class Runner:
 
     def _table(self, clients: np.ndarray, scored: Scored) -> pd.DataFrame:
         x = self.experiment
-        holds = np.stack([x.federation.classes_of(int(c)) for c in clients])
-        table = client_scores(scored.confusion, scored.loss, holds)
+        held = np.stack([x.federation.label_counts(int(c)) for c in clients])
+        table = client_scores(scored.confusion, scored.loss, held > 0)
         table.insert(0, "client", clients)
         table.insert(1, "capacity", x.capacities[clients])
         sizes = [x.federation.size(int(c), "train") for c in clients]
         table.insert(2, "train_samples", sizes)
+        table.insert(3, "main_class", held.argmax(1))
         return table
 
     def _adapted(self, t: int, rule: LocalRule, clients: np.ndarray, rows: Tensor) -> Tensor:

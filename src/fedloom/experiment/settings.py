@@ -58,6 +58,11 @@ class Config(BaseModel):
         description="share of the model that clients can train: 1:0.2,0.5:0.8 is a fifth with all "
         "of it and the rest with half; for methods with sub-models",
     )
+    public: str = Field(
+        "none",
+        description="images that the server may use, for methods that look at them: none | "
+        "share:FRACTION of the clients' data | noise:COUNT | a data set or .npz file[:COUNT]",
+    )
     augment: str = Field("none", description="none | flip | crop:PIXELS | flip+crop:PIXELS")
 
     model: str = Field("auto", description="auto, a built-in model, or FILE.py:FACTORY of your own")
@@ -148,6 +153,14 @@ class Config(BaseModel):
         from fedloom.engine.batches import Augment
 
         Augment.parse(value)
+        return value
+
+    @field_validator("public")
+    @classmethod
+    def _public(cls, value: str) -> str:
+        from fedloom.data.public import Wish
+
+        Wish.parse(value)
         return value
 
     @field_validator("capacities")

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset
+from fedloom.data.public import PublicSet, public_set
 from fedloom.data.split import Federation, federate
 from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
@@ -47,6 +48,7 @@ class Experiment:
     capacities: np.ndarray
     budget: Budget
     device: torch.device
+    public: PublicSet | None
     about: dict[str, Any]  # what is needed to build the model again
 
 
@@ -98,6 +100,7 @@ def make_federation(config: Config, dataset: Dataset) -> Federation:
         support_share=config.support_share,
         newcomers=config.newcomers,
         newcomer_classes=config.newcomer_classes,
+        public=config.public,
     )
 
 
@@ -106,6 +109,7 @@ def prepare(
 ) -> Experiment:
     """Build and check everything before any long work begins."""
     _check_capacities(config, method)
+    _check_public(config, method)
     device = pick_device(config.device)
     if config.precision == "bf16" and not has_bf16(device):
         warnings.warn(
@@ -115,6 +119,12 @@ def prepare(
     dataset = load_dataset(config, data)
     federation = make_federation(config, dataset)
     dataset = federation.dataset
+    public = public_set(config.public, federation)
+    if public is not None and public.y is None and method.select.sees_public == "labelled":
+        raise FedloomError(
+            f"{config.method} needs the labels of the public set, and {public.note}. Use a share "
+            "of the clients' data, or a method that needs no labels."
+        )
     capacities = _capacities(config)
     augment = _augment(config, dataset)
     factory = model or model_factory(config.model)
@@ -148,6 +158,7 @@ def prepare(
         static=has_static_norm(module),
         static_samples=config.static_samples,
         channels=channels,
+        public=public if method.select.sees_public else None,
         precision=config.precision,
         threads=config.threads,
     )
@@ -180,6 +191,7 @@ def prepare(
         "unit": 255 if dataset.x.dtype == np.uint8 else 1,
         "fingerprint": _fingerprint(dataset),
         "kept": state.kept.columns.ranges,
+        "public": None if public is None else public.note,
     }
     return Experiment(
         config=config,
@@ -192,6 +204,7 @@ def prepare(
         capacities=capacities,
         budget=budget,
         device=device,
+        public=public,
         about=about,
     )
 
@@ -223,6 +236,16 @@ def _check_capacities(config: Config, method: Method) -> None:
             f"capacities={config.capacities} would do nothing: {config.method} trains the whole "
             "model on every client. Leave it out, or choose a method with sub-models."
         )
+
+
+def _check_public(config: Config, method: Method) -> None:
+    if not (method.mix.sees_public or method.select.sees_public) or config.public != "none":
+        return
+    noise = "" if method.select.sees_public else ", or use noise (--public noise:256)"
+    raise FedloomError(
+        f"{config.method} looks at public images, and there are none. Set some aside with "
+        f"--public share:0.01, name a data set or .npz file{noise}."
+    )
 
 
 def _capacities(config: Config) -> np.ndarray:

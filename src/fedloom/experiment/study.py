@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 import yaml
@@ -27,6 +27,9 @@ from fedloom.experiment.config import make_config
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.result import Result
 from fedloom.experiment.store import RunStore
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PAUSE = 0.5  # seconds between two looks at the running cells
 
@@ -69,6 +72,24 @@ class Picture:
     title: str
     panels: Mapping[str, str]  # column of `Result.evaluations` → title
     curves: Mapping[str, Sequence[pd.DataFrame]]
+    x: str = "round"
+
+    def figure(self) -> Figure:
+        from fedloom.report.plots import plot_curves
+
+        return plot_curves(self.curves, self.panels, self.x)
+
+
+@dataclass(frozen=True)
+class SwapPicture:
+    """How alike the models of one run were, and who swapped with whom."""
+
+    name: str
+    title: str
+    run: Result
+
+    def figure(self) -> Figure:
+        return self.run.plot_swaps()
 
 
 #: by cell: one result per seed; cells that diverged are missing
@@ -90,7 +111,7 @@ class Study(ABC):
     @abstractmethod
     def tables(self, ask: Ask, results: Results) -> list[Table]: ...
 
-    def pictures(self, ask: Ask, results: Results) -> list[Picture]:
+    def pictures(self, ask: Ask, results: Results) -> Sequence[Picture | SwapPicture]:
         return []
 
     def check(self, ask: Ask) -> None:
@@ -174,14 +195,14 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
 
 def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Table]:
     """Write tables.md and the figures; returns the tables."""
-    from fedloom.report.plots import plot_curves, save
+    from fedloom.report.plots import save
 
     tables = study.tables(ask, results)
     text = "\n\n".join([f"# {study.title}", *(t.markdown() for t in tables)])
     pictures = study.pictures(ask, results)
     for picture in pictures:
         file = out / f"{picture.name}.png"
-        save(plot_curves(picture.curves, picture.panels), file)
+        save(picture.figure(), file)
         text += f"\n\n![{picture.title}]({file.name})"
     (out / "tables.md").write_text(text + "\n", encoding="utf-8")
     return tables
@@ -194,7 +215,9 @@ def _job(cell: Cell, seed: int, out: Path) -> _Job:
     config, _ = make_config(settings, method_class(cell.method))
     store = RunStore(path)
     if store.exists:
-        before, after = store.config(), config.model_dump()
+        found = store.config()  # settings that are newer than the run have their defaults
+        before = make_config(found, method_class(found["method"]))[0].model_dump()
+        after = config.model_dump()
         changed = [key for key, value in after.items() if before.get(key) != value]
         if changed:
             raise FedloomError(

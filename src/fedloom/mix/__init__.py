@@ -3,15 +3,37 @@
 from fedloom.mix.average import Average, GradientStep, Keep, weighted_mean
 from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
 from fedloom.mix.coverage import Coverage
+from fedloom.mix.probe import Probe
+from fedloom.mix.swap import (
+    Alternate,
+    Greedy,
+    InTurn,
+    LeastSimilar,
+    OnProbes,
+    OnWeights,
+    Partners,
+    RandomPairs,
+    Swap,
+)
 
 __all__ = [
+    "Alternate",
     "Average",
     "Coverage",
     "Gathering",
     "GradientStep",
+    "Greedy",
+    "InTurn",
     "Keep",
+    "LeastSimilar",
     "Mix",
     "Mixed",
+    "OnProbes",
+    "OnWeights",
+    "Partners",
+    "Probe",
+    "RandomPairs",
+    "Swap",
     "Traffic",
     "weighted_mean",
 ]

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from fedloom.layout import Columns, Layout
+from fedloom.mix.probe import Probe
 from fedloom.topology.base import Contacts
 
 Home = Literal["server", "node"]
@@ -28,7 +29,8 @@ class Gathering:
 
     `rows[i]` is the whole row of `clients[i]` after training (what its rule handed back);
     `indexes[i]`, where a selector chose a sub-model, are the columns that it really trained
-    (None: all of them). `memory` holds what the mix declared, by name and key.
+    (None: all of them). `memory` holds what the mix declared, by name and key; `probe` the public
+    set, if it said that it `sees_public`.
     """
 
     round: int
@@ -45,20 +47,7 @@ class Gathering:
     holds: np.ndarray | None = None  # clients × classes, for mixes that ask
     class_of: Tensor | None = None  # per column, the class it works for alone, or −1
     memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """What changes: the shared row, some nodes' rows, what is remembered.
-
-    `reset` forgets every kept row first, so that all go on from the shared one.
-    """
-
-    shared: Tensor | None = None
-    clients: np.ndarray | None = None
-    rows: Tensor | None = None
-    reset: bool = False
-    memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True)
@@ -69,15 +58,35 @@ class Traffic:
     down: np.ndarray
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """What changes: the shared row, some nodes' rows, what is remembered.
+
+    `reset` forgets every kept row first, so that all go on from the shared one. `traffic` is for a
+    mix that knows only now who was sent what; `report` (plain values) is written to the round's
+    record and read by nobody but people and pictures.
+    """
+
+    shared: Tensor | None = None
+    clients: np.ndarray | None = None
+    rows: Tensor | None = None
+    reset: bool = False
+    memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
+    traffic: Traffic | None = None
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Mix:
     """How models combine. `memory` names what it remembers between rounds on the server;
-    `sees_classes`: it wants to know who holds which classes."""
+    `sees_classes`: it wants to know who holds which classes; `sees_public`: it puts models to the
+    public set, which the server then must have."""
 
     part: str = "all"
     home: Home = "server"
     expects: Literal["weights", "gradients"] = "weights"
     memory: tuple[str, ...] = ()
     sees_classes: bool = False
+    sees_public: bool = False
 
     def combine(self, g: Gathering) -> Mixed:
         raise NotImplementedError

@@ -86,8 +86,11 @@ def plot_comparison(curves: Mapping[str, Sequence[pd.DataFrame]]) -> Figure:
     return plot_curves(curves, panels)
 
 
-def plot_curves(curves: Mapping[str, Sequence[pd.DataFrame]], panels: Mapping[str, str]) -> Figure:
-    """One panel per score, one line per method: the mean over seeds, with its range shaded."""
+def plot_curves(
+    curves: Mapping[str, Sequence[pd.DataFrame]], panels: Mapping[str, str], x: str = "round"
+) -> Figure:
+    """One panel per score, one line per method: the mean over seeds, with its range shaded; `x` is
+    the column that runs to the right."""
     present = [c for c in panels if any(c in f for fs in curves.values() for f in fs)]
     if not present:
         raise FedloomError("None of these runs has been scored, so there is nothing to plot.")
@@ -95,7 +98,7 @@ def plot_curves(curves: Mapping[str, Sequence[pd.DataFrame]], panels: Mapping[st
     axes = figure.subplots(1, len(present), squeeze=False)[0]
     for axis, column in zip(axes, present, strict=True):
         for i, (method, frames) in enumerate(curves.items()):
-            scores = [f.set_index("round")[column] for f in frames if column in f]
+            scores = [f.set_index(x)[column] for f in frames if column in f]
             if not scores:
                 continue
             together = 100 * pd.concat(scores, axis=1)
@@ -108,12 +111,12 @@ def plot_curves(curves: Mapping[str, Sequence[pd.DataFrame]], panels: Mapping[st
                 low, high = together.min(axis=1), together.max(axis=1)
                 axis.fill_between(together.index, low, high, color=colour, alpha=0.15, lw=0)
         axis.set_title(panels[column], fontsize=10)
-        _accuracy_axis(axis)
+        _accuracy_axis(axis, x)
     lines, labels = axes[0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 6))
     return figure
 
 
-def _accuracy_axis(axis: Axes) -> None:
-    axis.set(xlabel="round", ylabel="accuracy (%)")
+def _accuracy_axis(axis: Axes, x: str = "round") -> None:
+    axis.set(xlabel=x, ylabel="accuracy (%)")
     axis.grid(alpha=0.3)

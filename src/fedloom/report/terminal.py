@@ -185,6 +185,8 @@ def print_result(result: Result, details: bool = False) -> None:
             f"{amount(done['macs'], 'MAC')}, {done['seconds']:.1f} s training, "
             f"{done['eval_seconds']:.1f} s scoring, peak memory {amount(done['peak_memory'])}"
         )
+    if config.get("public", "none") != "none" and result.store.has_checkpoint():
+        out.print(f"Public set: {result.public}")
     if details:
         _print_details(result)
     out.print(f"Run: {result.path}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -25,6 +25,14 @@ class Last:
 
     row: Tensor
     index: Tensor | None
+
+
+@dataclass(frozen=True)
+class Public:
+    """The server's own images, normalised, and their labels if it has them."""
+
+    x: Tensor
+    y: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,7 @@ class Ask:
     stream: Callable[..., np.random.Generator]
     data: Callable[[str], Batch] | None = None
     channels: Channels | None = None
-    public: Callable[[np.ndarray], Batch] | None = None
-    public_size: int = 0
+    public: Public | None = None
     last: Last | None = None
 
     def load(self) -> nn.Module:
@@ -69,13 +76,13 @@ class Select:
     """Which part a client trains.
 
     `sees_data`: it chooses on the client, from the whole model. `sees_public`: it chooses on the
-    server, by the public set. `recalls`: it wants what the client last sent, which the server then
+    server, by the public set (`labelled`: one with labels). `recalls`: it wants what the client last sent, which the server then
     keeps. `cuts`: it chooses among the model's channels. `nested`: a smaller choice is always part
     of a larger one. `model_options` are what it needs the model to be built with.
     """
 
     sees_data: bool = False
-    sees_public: bool = False
+    sees_public: bool | Literal["labelled"] = False
     recalls: bool = False
     cuts: bool = False
     nested: bool = False

@@ -144,8 +144,11 @@ class ByGradient(Width):
     labels: Literal["spl", "csl"] = "spl"
     samples: int = 128
 
-    sees_public = True
     recalls = True
+
+    @property
+    def sees_public(self) -> bool | Literal["labelled"]:  # type: ignore[override]
+        return "labelled" if self.labels == "spl" else True
 
     def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
         similar = self.similar(ask, channels)
@@ -155,16 +158,17 @@ class ByGradient(Width):
     def similar(self, ask: Ask, channels: Channels) -> Batch:
         """The public samples that are like this client's, with labels."""
         assert ask.public is not None
-        order = ask.stream("public").permutation(ask.public_size)
+        x, y = ask.public.x, ask.public.y
+        order = torch.from_numpy(ask.stream("public").permutation(len(x))).to(x.device)
         if self.labels == "csl":
-            batch = ask.public(order[: self.samples])
-            return Batch(batch.x, self._predictions(ask, channels, batch.x))
-        batch = ask.public(order)
-        right = torch.nonzero(self._predictions(ask, channels, batch.x) == batch.y).flatten()
+            some = x[order[: self.samples]]
+            return Batch(some, self._predictions(ask, channels, some))
+        assert y is not None
+        right = order[(self._predictions(ask, channels, x) == y)[order]]
         if not len(right):  # it knows nothing yet: no sample is more like its own than another
-            right = torch.arange(len(batch.y))
+            right = order
         right = right[: self.samples]
-        return Batch(batch.x[right], batch.y[right])
+        return Batch(x[right], y[right])
 
     def _predictions(self, ask: Ask, channels: Channels, x: Tensor) -> Tensor:
         if ask.last is None or ask.last.index is None:

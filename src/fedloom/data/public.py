@@ -1,0 +1,147 @@
+"""Images that the server may use: set aside from the clients' data, of another set, or noise.
+
+A public set is the server's from the start, so it costs no traffic. What a share takes, it takes
+from clients: nobody trains or is scored on these images any more, and `taken` says how many each
+client gave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedloom.data.catalog import load
+from fedloom.data.dataset import Dataset, stratified
+from fedloom.data.options import integer, number
+from fedloom.data.partition import Partition
+from fedloom.errors import FedloomError
+from fedloom.streams import stream
+
+if TYPE_CHECKING:
+    from fedloom.data.split import Federation
+
+IntArray = npt.NDArray[np.int64]
+
+FORMS = "none | share:FRACTION | noise:COUNT | a data set or .npz file[:COUNT]"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for, in parts.
+
+    >>> Wish.parse("share:0.05")
+    Wish(kind='share', share=0.05, count=None, source='')
+    >>> Wish.parse("fashion-mnist:500")
+    Wish(kind='data', share=0.0, count=500, source='fashion-mnist')
+    """
+
+    kind: str  # none, share, noise, data
+    share: float = 0.0
+    count: int | None = None
+    source: str = ""
+
+    @staticmethod
+    def parse(spec: str) -> Wish:
+        word, colon, tail = spec.strip().rpartition(":")
+        name, value = (word, tail) if colon else (tail, "")
+        if name == "none" and not value:
+            return Wish("none")
+        if name == "share":
+            share = number(f"The share in public={spec} ({FORMS})", value, low=0, above=True)
+            if share >= 1:
+                raise FedloomError(
+                    f"public={spec} leaves nothing to the clients: give less than 1."
+                )
+            return Wish("share", share=share)
+        if name == "noise":
+            count = integer(f"The count in public={spec} ({FORMS})", value, low=1)
+            return Wish("noise", count=count)
+        if not name:
+            raise FedloomError(f"public='{spec}' is not valid. Give {FORMS}.")
+        if value.isdigit() and int(value) > 0:
+            return Wish("data", count=int(value), source=name)
+        return Wish("data", source=spec.strip())
+
+
+@dataclass(frozen=True, eq=False)
+class PublicSet:
+    """Images as networks are fed them, (N, C, H, W) and normalised; labels where they are known."""
+
+    x: npt.NDArray[np.float32]
+    y: IntArray | None
+    note: str
+    taken: IntArray | None = None  # from every client, where they are a share of its data
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def set_aside(partition: Partition, y: np.ndarray, share: float, seed: int) -> Partition:
+    """The partition without this share of every class; no client is left with nothing."""
+    taken = stratified(y[partition.indices], share, seed, "public")
+    emptied = np.bincount(partition.owners[taken], minlength=len(partition)) == partition.sizes
+    taken &= ~emptied[partition.owners]
+    if not taken.any():
+        raise FedloomError(
+            f"public=share:{share:g} of {len(partition.indices)} samples sets none aside. Give a "
+            "larger share."
+        )
+    left = np.bincount(partition.owners[~taken], minlength=len(partition))
+    offsets = np.concatenate([[0], np.cumsum(left)]).astype(np.int64)
+    return Partition(partition.indices[~taken], offsets, partition.note)
+
+
+def public_set(spec: str, federation: Federation) -> PublicSet | None:
+    """The public set of a federation that was dealt with the same `public`; None for `none`."""
+    wish, dataset = Wish.parse(spec), federation.dataset
+    if wish.kind == "none":
+        return None
+    if wish.kind == "share":
+        return _of_clients(federation)
+    if wish.kind == "noise":
+        shape = (wish.count or 0, *dataset.shape)
+        x = stream(federation.seed, "public").standard_normal(shape, dtype=np.float32)
+        return PublicSet(x, None, f"{len(x)} images of noise, without labels")
+    return _of_another(wish, dataset, federation.seed)
+
+
+def _of_clients(federation: Federation) -> PublicSet:
+    dataset, dealt, left = federation.dataset, federation.dealt, federation.partition
+    indices = np.setdiff1d(dealt.indices, left.indices)
+    taken = dealt.sizes - left.sizes
+    note = (
+        f"{len(indices)} of the clients' {len(dealt.indices)} images, "
+        f"{taken.min()} to {taken.max()} from each"
+    )
+    return PublicSet(_normalised(dataset, dataset.x[indices]), dataset.y[indices], note, taken)
+
+
+def _of_another(wish: Wish, dataset: Dataset, seed: int) -> PublicSet:
+    other = load(wish.source)
+    if other.shape != dataset.shape or other.x.dtype != dataset.x.dtype:
+        raise FedloomError(
+            f"The public set '{wish.source}' has images of {other.shape} {other.x.dtype}, "
+            f"'{dataset.name}' of {dataset.shape} {dataset.x.dtype}. Give a set of the same kind."
+        )
+    indices = np.arange(len(other.x))
+    if wish.count is not None:
+        if wish.count > len(indices):
+            raise FedloomError(
+                f"public={wish.source}:{wish.count} asks for more images than there are "
+                f"({len(indices)})."
+            )
+        indices = np.sort(stream(seed, "public").choice(len(indices), wish.count, replace=False))
+    labels = other.y[indices] if other.classes == dataset.classes else None
+    known = "" if labels is not None else ", whose labels are not those of this run"
+    note = f"{len(indices)} training images of {other.name}{known}"
+    return PublicSet(_normalised(dataset, other.x[indices]), labels, note)
+
+
+def _normalised(dataset: Dataset, images: np.ndarray) -> npt.NDArray[np.float32]:
+    """As a batch of the run's own images is."""
+    unit = 255.0 if images.dtype == np.uint8 else 1.0
+    mean, std = (np.reshape(v, (1, -1, 1, 1)) for v in (dataset.mean, dataset.std))
+    return ((images / unit - mean) / std).astype(np.float32)

@@ -1,0 +1,93 @@
+"""FedSwap (S0 chapter 4, S3): clients exchange models in place of most averages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from fedloom.errors import FedloomError
+from fedloom.local import SGD
+from fedloom.method import Method
+from fedloom.methods.registry import MethodOptions, register
+from fedloom.mix import (
+    Alternate,
+    Average,
+    Greedy,
+    InTurn,
+    LeastSimilar,
+    OnProbes,
+    OnWeights,
+    Partners,
+    RandomPairs,
+    Swap,
+)
+from fedloom.similarity import kernel_named, measure_named
+
+_COMPARING = ("similarity", "kernel", "debiased", "layers", "probes")
+_ON_WEIGHTS = ("cosine", "pearson")
+
+
+@register
+class FedSwap(MethodOptions):
+    """All clients train a model of their own. Rounds end in a swap of models between clients; every
+    h2-th (`average_every`) ends in FedAvg's average, from which all go on. h1 is the local work of
+    a round, epochs or steps. average_every=1 is FedAvg. Comparing activations needs public images
+    (--public)."""
+
+    name = "fedswap"
+    family = "swap"
+    source = "S0 chapter 4; S3"
+    fixed = {"participation": 1.0}
+
+    partner: Literal["random", "sequential", "greedy", "min"] = Field(
+        "random",
+        description="who swaps: random disjoint pairs; sequential, each in turn with anybody, as "
+        "the source lists it; greedy, a random client with the least similar one left; min, the "
+        "least similar pairs first",
+    )
+    similarity: Literal["cka", "dcka", "cca", "hsic", "inner", "cosine", "pearson"] = Field(
+        "cka", description="measure for greedy and min; cosine and pearson compare weights"
+    )
+    kernel: str = Field(
+        "linear", description="of cka, dcka and hsic: linear, poly[:DEGREE], rbf[:FRACTION]"
+    )
+    debiased: bool = Field(False, description="debiased cka, dcka or hsic")
+    layers: str = Field("all", description="layers compared: all with weights, or names with +")
+    probes: int = Field(
+        256, ge=4, le=4096, description="public images that models are compared on in a round"
+    )
+    swap_share: float = Field(1.0, ge=0, le=1, description="share of the pairs that swap (SP)")
+    average_every: int = Field(5, ge=1, description="rounds from one average to the next (h2)")
+
+    @model_validator(mode="after")
+    def _useful(self) -> FedSwap:
+        if self.partner in ("random", "sequential"):
+            self._refuse(_COMPARING, f"partner={self.partner} compares no models")
+        elif self.similarity in _ON_WEIGHTS:
+            self._refuse(("layers", "probes"), f"{self.similarity} compares weights")
+        if self.partner == "sequential":
+            self._refuse(("swap_share",), "every client swaps in turn")
+        measure_named(self.similarity, kernel_named(self.kernel), self.debiased)
+        return self
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name in names:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise FedloomError(f"{name}={value} would do nothing: {why}. Leave it out.")
+
+    def build(self) -> Method:
+        mix = Alternate(Swap(self._partners()), Average(), every=self.average_every)
+        return Method(local=SGD(), mix=mix)
+
+    def _partners(self) -> Partners:
+        if self.partner == "random":
+            return RandomPairs(self.swap_share)
+        if self.partner == "sequential":
+            return InTurn()
+        measure = measure_named(self.similarity, kernel_named(self.kernel), self.debiased)
+        layers = None if self.layers == "all" else tuple(self.layers.split("+"))
+        on_weights = measure.on_weights
+        likeness = OnWeights(measure) if on_weights else OnProbes(measure, layers, self.probes)
+        chooses = Greedy if self.partner == "greedy" else LeastSimilar
+        return chooses(likeness, self.swap_share)

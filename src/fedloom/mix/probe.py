@@ -1,0 +1,46 @@
+"""The public set on the server, and the models that came back to put it to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.layout import Layout
+from fedloom.models.norm import has_static_norm, measuring
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Public images as a model is fed them, their labels if they have any, and a module whose
+    weights are nobody's: `models` fills it with one row after the other."""
+
+    x: Tensor
+    y: Tensor | None
+    module: nn.Module
+    layout: Layout
+
+    def models(self, rows: Tensor) -> Loaded:
+        """Rows as networks, which can be walked through again; each is gone when the next comes."""
+        return Loaded(self, rows)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    probe: Probe
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        module, x = self.probe.module, self.probe.x
+        for row in self.rows:
+            self.probe.layout.load(module, row)
+            if has_static_norm(module):
+                module.train()
+                with measuring(module), torch.no_grad():
+                    module(x)
+            yield module.eval()

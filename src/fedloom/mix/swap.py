@@ -1,0 +1,256 @@
+"""Exchanging models instead of averaging them (S0 chapter 4): who swaps with whom, and when not.
+
+A swap is a permutation of rows: every model survives exactly once, on another client. `Swap` asks
+its partners' rule for that permutation; `Alternate` lets another mix take a turn.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.errors import FedloomError
+from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
+from fedloom.similarity import Measure, similarity_matrix, weight_matrix
+
+Pairs = list[tuple[int, int]]
+
+MOST_REPORTED = 200  # clients whose similarities are written to a round's record
+
+
+class Likeness(ABC):
+    """How alike the gathered models are, all pairs of them."""
+
+    sees_public: bool = False
+
+    @abstractmethod
+    def matrix(self, g: Gathering) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class OnWeights(Likeness):
+    """By their trained weights."""
+
+    measure: Measure
+
+    def matrix(self, g: Gathering) -> np.ndarray:
+        return weight_matrix(g.rows[:, : g.layout.trainable], self.measure).numpy()
+
+
+@dataclass(frozen=True)
+class OnProbes(Likeness):
+    """By what their layers answer to `probes` of the public images, drawn anew each round."""
+
+    measure: Measure
+    layers: tuple[str, ...] | None = None
+    probes: int = 256
+    sees_public: bool = field(default=True, init=False)
+
+    def matrix(self, g: Gathering) -> np.ndarray:
+        assert g.probe is not None
+        x = g.probe.x
+        if len(x) > self.probes:
+            drawn = g.stream("probes").choice(len(x), self.probes, replace=False)
+            x = x[torch.from_numpy(np.sort(drawn)).to(x.device)]
+        return similarity_matrix(g.probe.models(g.rows), x, self.measure, self.layers).numpy()
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Pairs that exchange models, one after the other, and what they were chosen by.
+
+    >>> Exchange([(0, 2)]).order(4).tolist()
+    [2, 1, 0, 3]
+    """
+
+    pairs: Pairs
+    similarity: np.ndarray | None = None
+    comparisons: int = 0
+
+    def order(self, n: int) -> np.ndarray:
+        """Whose model each of n clients has afterwards."""
+        order = np.arange(n)
+        for a, b in self.pairs:
+            order[[a, b]] = order[[b, a]]
+        return order
+
+
+class Partners(ABC):
+    """Who exchanges models with whom. `compares`: the server must see all models to say so."""
+
+    compares: bool = False
+    sees_public: bool = False
+
+    @abstractmethod
+    def choose(self, g: Gathering) -> Exchange: ...
+
+
+@dataclass(frozen=True)
+class RandomPairs(Partners):
+    """Disjoint pairs, everyone with equal chance; an odd client out keeps its model."""
+
+    share: float = 1.0
+
+    def choose(self, g: Gathering) -> Exchange:
+        n = len(g.clients)
+        drawn = g.stream("swap").permutation(n)[: 2 * swaps(n, self.share)]
+        return Exchange([(int(a), int(b)) for a, b in drawn.reshape(-1, 2)])
+
+
+@dataclass(frozen=True)
+class InTurn(Partners):
+    """Algorithm 4-1 to the letter: each client in turn exchanges with one drawn among all."""
+
+    def choose(self, g: Gathering) -> Exchange:
+        n = len(g.clients)
+        return Exchange([(k, int(r)) for k, r in enumerate(g.stream("swap").integers(n, size=n))])
+
+
+@dataclass(frozen=True)
+class _ByLikeness(Partners):
+    likeness: Likeness
+    share: float = 1.0
+    sees_public: bool = field(init=False)
+    compares: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sees_public", self.likeness.sees_public)
+
+    def choose(self, g: Gathering) -> Exchange:
+        matrix = self.likeness.matrix(g)
+        pairs, compared = self._pairs(matrix, swaps(len(matrix), self.share), g.stream("swap"))
+        return Exchange(pairs, matrix, compared)
+
+    def _pairs(self, matrix: np.ndarray, count: int, rng: np.random.Generator) -> tuple[Pairs, int]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Greedy(_ByLikeness):
+    """Algorithm 4-2: a random client takes the least similar of those that are left."""
+
+    def _pairs(self, matrix: np.ndarray, count: int, rng: np.random.Generator) -> tuple[Pairs, int]:
+        compared = 0
+
+        def compare(base: int, others: Sequence[int]) -> np.ndarray:
+            nonlocal compared
+            compared += len(others)
+            return matrix[base, others]
+
+        return greedy_pairs(len(matrix), count, rng, compare), compared
+
+
+@dataclass(frozen=True)
+class LeastSimilar(_ByLikeness):
+    """§4-9-2: the least similar pair of all, then the least similar of the rest, and so on."""
+
+    def _pairs(self, matrix: np.ndarray, count: int, rng: np.random.Generator) -> tuple[Pairs, int]:
+        return least_pairs(matrix, count), len(matrix) * (len(matrix) - 1) // 2
+
+
+def swaps(n: int, share: float) -> int:
+    """NS = ⌊⌊n/2⌋ · SP⌋; a hair is added so that 0.29 of 100 is 29."""
+    return int(n // 2 * share + 1e-9)
+
+
+def greedy_pairs(
+    n: int,
+    count: int,
+    rng: np.random.Generator,
+    compare: Callable[[int, Sequence[int]], np.ndarray],
+) -> Pairs:
+    """`count` times: a random base of those left, and the one of the others least similar to it."""
+    left, pairs = list(range(n)), []
+    for _ in range(count):
+        base = left.pop(int(rng.integers(len(left))))
+        least = left.pop(int(np.argmin(compare(base, left))))
+        pairs.append((base, least))
+    return pairs
+
+
+def least_pairs(matrix: np.ndarray, count: int) -> Pairs:
+    """The smallest entries above the diagonal, each client in one of them (eq. 4-23)."""
+    above = np.where(np.triu(np.ones_like(matrix, dtype=bool), 1), matrix, np.inf)
+    pairs = []
+    for _ in range(count):
+        a, b = (int(i) for i in np.unravel_index(np.argmin(above), above.shape))
+        pairs.append((a, b))
+        above[[a, b], :] = above[:, [a, b]] = np.inf
+    return pairs
+
+
+@dataclass(frozen=True)
+class Swap(Mix):
+    """Clients exchange whole models through the server, which keeps none."""
+
+    partners: Partners
+    home = "node"
+    sees_public: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sees_public", self.partners.sees_public)
+
+    def combine(self, g: Gathering) -> Mixed:
+        exchange = self.partners.choose(g)
+        order = exchange.order(len(g.clients))
+        moved = order != np.arange(len(order))
+        sent = np.ones_like(moved) if self.partners.compares else moved
+        size = g.layout.size
+        return Mixed(
+            clients=g.clients,
+            rows=g.rows[torch.from_numpy(order)],
+            traffic=Traffic(sent * size, moved * size),
+            report=_report(g.clients, exchange),
+        )
+
+
+@dataclass(frozen=True)
+class Alternate(Mix):
+    """`usual` in most rounds; every `every`-th is `then`'s, after which all go on from what it
+    made."""
+
+    usual: Mix
+    then: Mix
+    every: int
+    home = "node"
+    sees_public: bool = field(init=False)
+    memory: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if (self.usual.home, self.then.home) != ("node", "server"):
+            raise FedloomError(
+                f"{type(self.usual).__name__} and {type(self.then).__name__} can't take turns: the "
+                "first must keep models on the nodes, the second make one shared model of them."
+            )
+        parts = (self.usual, self.then) if self.every > 1 else (self.then,)
+        object.__setattr__(self, "sees_public", any(p.sees_public for p in parts))
+        object.__setattr__(self, "memory", self.usual.memory + self.then.memory)
+
+    def combine(self, g: Gathering) -> Mixed:
+        if g.round % self.every:
+            return self.usual.combine(g)
+        mixed = self.then.combine(g)
+        return replace(mixed, reset=True, report={"event": "average", **mixed.report})
+
+    def traffic(self, g: Gathering) -> Traffic:
+        return (self.usual if g.round % self.every else self.then).traffic(g)
+
+
+def _report(clients: np.ndarray, exchange: Exchange) -> dict[str, Any]:
+    """Who exchanged with whom; similarities as the rows of the triangle above the diagonal."""
+    named = clients.tolist()
+    report: dict[str, Any] = {
+        "event": "swap",
+        "pairs": [[named[a], named[b]] for a, b in exchange.pairs],
+    }
+    if exchange.similarity is not None:
+        report["comparisons"] = exchange.comparisons
+        if len(named) <= MOST_REPORTED:
+            above = exchange.similarity[np.triu_indices(len(named), 1)]
+            report["similarity"] = [float(f"{value:.4g}") for value in above]
+    return report

@@ -1,0 +1,147 @@
+"""The similarity of whole networks: the mean over their corresponding layers (S0 §4-8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.errors import FedloomError
+from fedloom.similarity.activations import activations, layers_of
+from fedloom.similarity.measures import Measure, measure_named
+
+BATCH = 256  # inputs looked at together
+
+
+class Models(Protocol):
+    """Networks that can be walked through again and again; each is done with before the next."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[nn.Module]: ...
+
+
+def similarity(
+    a: nn.Module,
+    b: nn.Module,
+    inputs: Tensor | None = None,
+    measure: str | Measure = "cka",
+    layers: Sequence[str] | None = None,
+    layers_b: Sequence[str] | None = None,
+    batch: int = BATCH,
+) -> float:
+    """How alike two networks are on these inputs; on their weights for `cosine` and `pearson`.
+
+    `layers` names the layers of both; networks of different make need those of the second too, in
+    the corresponding order. Layers may differ in width. More inputs than `batch` are taken in
+    mini-batches, over which the unscaled measure is averaged.
+
+    >>> net = nn.Linear(4, 3)
+    >>> round(similarity(net, net, torch.randn(8, 4), layers=[""]), 6)
+    1.0
+    """
+    named = [layers, layers if layers_b is None else layers_b]
+    found = _matrix([a, b], inputs, measure, named, batch)
+    return float(found[0, 1])
+
+
+def similarity_matrix(
+    models: Models | Sequence[nn.Module],
+    inputs: Tensor | None = None,
+    measure: str | Measure = "cka",
+    layers: Sequence[str] | None = None,
+    batch: int = BATCH,
+) -> Tensor:
+    """The similarities of all pairs: one product of stacked signatures for each layer and
+    mini-batch. Only the signatures of one mini-batch, models × layers × batch² values, are in
+    memory at a time.
+
+    >>> nets = [nn.Linear(4, 3) for _ in range(3)]
+    >>> similarity_matrix(nets, torch.randn(8, 4), layers=[""]).shape
+    torch.Size([3, 3])
+    """
+    return _matrix(models, inputs, measure, [layers] * len(models), batch)
+
+
+def weight_matrix(rows: Tensor, measure: str | Measure = "cosine") -> Tensor:
+    """The same for flat models, one in each row, on their weights."""
+    chosen = measure_named(measure) if isinstance(measure, str) else measure
+    if not chosen.on_weights:
+        raise FedloomError(
+            f"{type(chosen).__name__} compares what networks answer to inputs: use "
+            "similarity_matrix, or compare weights by cosine or pearson."
+        )
+    vectors = torch.stack([chosen.signature(row) for row in rows])
+    return _symmetric(chosen.scale(vectors @ vectors.T))
+
+
+def _matrix(
+    models: Models | Sequence[nn.Module],
+    inputs: Tensor | None,
+    measure: str | Measure,
+    layers: Sequence[Sequence[str] | None],
+    batch: int,
+) -> Tensor:
+    chosen = measure_named(measure) if isinstance(measure, str) else measure
+    if chosen.on_weights:
+        flat = [_weights(model) for model in models]
+        if len({len(row) for row in flat}) > 1:
+            raise FedloomError(
+                f"{type(chosen).__name__} compares weights one by one, and these networks have "
+                "different numbers of them: use a measure on activations, such as cka."
+            )
+        return weight_matrix(torch.stack(flat), chosen)
+    if inputs is None:
+        raise FedloomError(
+            f"{type(chosen).__name__} compares what networks answer to inputs: give a batch."
+        )
+    pieces = torch.tensor_split(inputs, max(-(-len(inputs) // batch), 1))
+    if min(map(len, pieces)) < chosen.least:
+        raise FedloomError(
+            f"{type(chosen).__name__} needs {chosen.least} samples or more in a mini-batch; "
+            f"{len(inputs)} inputs in batches of {batch} leave {min(map(len, pieces))}."
+        )
+    names = _corresponding(models, layers)
+    depth = len(names[0])
+    total = torch.zeros((depth, len(names), len(names)), dtype=torch.float64)
+    for piece in pieces:
+        known, vectors = chosen.confounder(piece), list[Tensor]()
+        for i, model in enumerate(models):
+            found = activations(model, piece, names[i])
+            for k, name in enumerate(names[i]):
+                signature = chosen.signature(found[name].to(piece.device), known)
+                if i == 0:
+                    vectors.append(signature.new_empty((len(names), len(signature))))
+                vectors[k][i] = signature
+        for k in range(depth):
+            total[k] += (vectors[k] @ vectors[k].T / len(pieces)).cpu()
+    return _symmetric(torch.stack([chosen.scale(products) for products in total]).mean(0))
+
+
+def _corresponding(
+    models: Models | Sequence[nn.Module], layers: Sequence[Sequence[str] | None]
+) -> list[tuple[str, ...]]:
+    names = [
+        layers_of(model) if given is None else tuple(given)
+        for model, given in zip(models, layers, strict=True)
+    ]
+    depths = sorted({len(n) for n in names})
+    if not names or depths[0] == 0:
+        raise FedloomError("Give at least one network and one layer to compare.")
+    if len(depths) > 1:
+        raise FedloomError(
+            f"These networks have {depths[0]} and {depths[-1]} layers, so it is not clear which "
+            "correspond: name them (layers=..., and layers_b=... for the second of two)."
+        )
+    return names
+
+
+def _weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1).cpu() for p in model.parameters()])
+
+
+def _symmetric(matrix: Tensor) -> Tensor:
+    """The same to the last bit on both sides of the diagonal, whatever order sums ran in."""
+    return (matrix + matrix.T) / 2

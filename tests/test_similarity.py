@@ -1,0 +1,321 @@
+"""The similarity library: hand-worked numbers, invariances, all pairs as one product."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedloom.errors import FedloomError
+from fedloom.models.nets import MLP, LeNet
+from fedloom.similarity import (
+    CCA,
+    CKA,
+    DCKA,
+    HSIC,
+    MEASURES,
+    RBF,
+    Cosine,
+    InnerProduct,
+    Linear,
+    Pearson,
+    Polynomial,
+    activations,
+    deconfounded,
+    kernel_named,
+    layers_of,
+    measure_named,
+    similarity,
+    similarity_matrix,
+    weight_matrix,
+)
+from fedloom.similarity.measures import gram
+
+KERNELS = (Linear(), Polynomial(2), Polynomial(), RBF(), RBF(0.5))
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def orthogonal(size):
+    return torch.linalg.qr(random(size, size, seed=9))[0]
+
+
+def close(a, b, atol=1e-9):
+    return a == pytest.approx(b, abs=atol)
+
+
+# -- by hand --------------------------------------------------------------------------------------
+
+X = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
+Y = torch.tensor([[1.0], [0.0], [2.0]], dtype=torch.float64)
+
+
+def test_hsic_and_cka_of_a_three_by_three_case_by_hand():
+    """Centred: x = (−1, 0, 1), y = (0, −1, 1). Then xᵀy = 1, xᵀx = yᵀy = 2, so with linear kernels
+    tr(KHLH) = 1, HSIC = 1/4, HSIC(K, K) = HSIC(L, L) = 4/4 and CKA = 1/4."""
+    assert close(HSIC().between(X, Y), 1 / 4)
+    assert close(HSIC().between(X, X), 1)
+    assert close(CKA().between(X, Y), 1 / 4)
+
+
+def test_hsic_is_its_trace_formula():
+    x, y = random(7, 3), random(7, 5, seed=1)
+    h = torch.eye(7, dtype=torch.float64) - 1 / 7
+    for kernel in KERNELS:
+        k, m = kernel(gram(x)), kernel(gram(y))
+        assert close(HSIC(kernel).between(x, y), float((k @ h @ m @ h).trace()) / 36)
+
+
+def test_linear_hsic_is_the_covariance_form():
+    x, y = random(9, 4), random(9, 2, seed=1)
+    cov = (x - x.mean(0)).T @ (y - y.mean(0)) / 8
+    assert close(HSIC().between(x, y), float((cov**2).sum()))
+
+
+def test_the_debiased_estimator_is_its_formula():
+    """Song et al. 2012: [tr(K̃L̃) + 1ᵀK̃1·1ᵀL̃1/(n−1)(n−2) − 2/(n−2)·1ᵀK̃L̃1] / n(n−3)."""
+    x, y = random(6, 3), random(6, 2, seed=1)
+    k, m = (g - torch.diag(g.diagonal()) for g in (gram(x), gram(y)))
+    n, one = 6, torch.ones(6, dtype=torch.float64)
+    value = (k @ m).trace() + (one @ k @ one) * (one @ m @ one) / ((n - 1) * (n - 2))
+    value = (value - 2 / (n - 2) * one @ k @ m @ one) / (n * (n - 3))
+    assert close(HSIC(debiased=True).between(x, y), float(value))
+
+
+def test_the_debiased_estimate_of_independence_is_zero_in_the_mean():
+    pairs = [(random(8, 6, seed=2 * s), random(8, 6, seed=2 * s + 1)) for s in range(400)]
+    plain = np.mean([CKA().between(x, y) for x, y in pairs])
+    debiased = np.mean([HSIC(debiased=True).between(x, y) for x, y in pairs])
+    assert plain > 0.3
+    assert abs(debiased) < 0.1 * np.mean([HSIC().between(x, y) for x, y in pairs])
+
+
+def test_inner_product_by_hand():
+    assert close(InnerProduct().between(X, Y), 49)  # (1·1 + 2·0 + 3·2)²
+    x, y = random(5, 3), random(5, 4, seed=1)
+    assert close(InnerProduct().between(x, y), float(((y.T @ x) ** 2).sum()))
+
+
+def test_cca_by_hand():
+    """One feature each: the squared correlation, 1/4 for the case above."""
+    assert close(CCA().between(X, Y), 1 / 4)
+    x, y = random(20, 3), random(20, 5, seed=1)
+    qs = [torch.linalg.qr(v - v.mean(0))[0] for v in (x, y)]
+    assert close(CCA().between(x, y), float(((qs[1].T @ qs[0]) ** 2).sum()) / 3)
+
+
+def test_polynomial_and_rbf_kernels_by_hand():
+    points = torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64)  # distances 1, 2, 3
+    assert Polynomial(2, 1.0)(gram(points))[1].tolist() == [1, 4, 16]
+    k = RBF(0.5)(gram(points))  # σ is half of the median 2
+    assert k[0].tolist() == pytest.approx([1, np.exp(-1 / 2), np.exp(-9 / 2)])
+
+
+def test_alpha_is_the_least_squares_solution():
+    k, k0 = gram(random(6, 3)), gram(random(6, 4, seed=1))
+    solved = torch.linalg.lstsq(k0.reshape(-1, 1), k.reshape(-1, 1)).solution.item()
+    assert torch.allclose(deconfounded(k, k0), k - solved * k0)
+    assert close(float((deconfounded(k, k0) * k0).sum()), 0, 1e-8)  # nothing of K⁰ is left
+
+
+def test_dcka_takes_out_what_the_inputs_have_in_common():
+    inputs = random(30, 4)
+    a, b = (torch.cat([3 * inputs, random(30, 2, seed=s)], 1) for s in (1, 2))
+    assert CKA().between(a, b) > 0.9
+    assert abs(DCKA().between(a, b, inputs)) < 0.3
+    assert close(DCKA().between(a, a, inputs), 1)
+    signs = [DCKA().between(random(6, 2, seed=s), random(6, 2, seed=s + 50), random(6, 3, seed=99))
+             for s in range(20)]  # fmt: skip
+    assert min(signs) < 0
+
+
+def test_cosine_and_pearson_by_hand():
+    rows = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-2.0, 0.0]])
+    root = 0.5**0.5
+    expected = [[1, root, -1], [root, 1, -root], [-1, -root, 1]]
+    assert np.allclose(weight_matrix(rows, "cosine"), expected)
+    rows = torch.tensor(random(4, 9).numpy())
+    assert np.allclose(weight_matrix(rows, "pearson"), np.corrcoef(rows.numpy()))
+
+
+# -- invariances ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("measure", [HSIC(k) for k in KERNELS] + [CKA(k) for k in KERNELS]
+                         + [CKA(debiased=True), InnerProduct(), CCA()], ids=str)  # fmt: skip
+def test_rotations_change_nothing(measure):
+    x, y = random(12, 5), random(12, 4, seed=1)
+    assert close(measure.between(x @ orthogonal(5), y @ orthogonal(4)), measure.between(x, y), 1e-7)
+
+
+@pytest.mark.parametrize("measure", [CKA(), CKA(RBF(0.7)), CKA(debiased=True), CCA(), DCKA()])
+def test_isotropic_scaling_changes_nothing(measure):
+    x, y, z = random(12, 5), random(12, 4, seed=1), random(12, 6, seed=2)
+    assert close(measure.between(3 * x, 0.1 * y, z), measure.between(x, y, z))
+    assert not close(HSIC().between(3 * x, y), HSIC().between(x, y))
+
+
+def test_cca_is_the_same_under_every_invertible_map_and_cka_is_not():
+    x, y, a = random(20, 4), random(20, 4, seed=1), random(4, 4, seed=3)
+    assert close(CCA().between(x @ a, y), CCA().between(x, y))
+    assert not close(CKA().between(x @ a, y), CKA().between(x, y), 1e-3)
+
+
+@pytest.mark.parametrize("measure", [CKA(k, d) for k in KERNELS for d in (False, True)] + [CCA()],
+                         ids=str)  # fmt: skip
+def test_a_representation_is_wholly_like_itself_and_shifts_change_nothing(measure):
+    x = random(12, 5)
+    assert close(measure.between(x, x), 1)
+    if getattr(measure, "kernel", Linear()) in (Linear(), RBF(), RBF(0.5)):
+        assert close(measure.between(x, x + 7), 1)
+
+
+def test_cca_counts_a_repeated_feature_once():
+    x, y = random(20, 3), random(20, 5, seed=1)
+    assert close(CCA().between(torch.cat([x, x], 1), y), CCA().between(x, y))
+    assert close(CCA().between(random(10, 40), random(10, 3, seed=1)), 1)  # it explains anything
+
+
+def test_a_constant_representation_is_like_nothing():
+    for measure in (CKA(), CKA(RBF()), CCA(), CKA(debiased=True)):
+        assert measure.between(torch.ones(6, 2), random(6, 2)) == pytest.approx(0, abs=1e-9)
+
+
+# -- networks -------------------------------------------------------------------------------------
+
+
+def nets(count, make=lambda: MLP((1, 6, 6), 4, (12, 8))):
+    out = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        out.append(make())
+    return out
+
+
+IMAGES = random(40, 1, 6, 6).float()
+
+
+@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("batch", [256, 20])
+def test_all_pairs_are_what_the_pairs_are_one_by_one(name, batch):
+    models = nets(5)
+    matrix = similarity_matrix(models, IMAGES, name, batch=batch)
+    assert torch.equal(matrix, matrix.T)
+    for i, j in itertools.product(range(5), repeat=2):
+        pair = similarity(models[i], models[j], IMAGES, name, batch=batch)
+        assert pair == pytest.approx(float(matrix[i, j]), rel=1e-9)
+
+
+def test_a_network_is_the_mean_over_its_layers():
+    a, b = nets(2)
+    layers = ("hidden.0", "hidden.1", "out")
+    assert layers_of(a) == layers
+    x, y = activations(a, IMAGES), activations(b, IMAGES)
+    alone = [CKA().between(x[name], y[name]) for name in layers]
+    assert similarity(a, b, IMAGES) == pytest.approx(np.mean(alone))
+    assert similarity(a, b, IMAGES, layers=["out"]) == pytest.approx(alone[2])
+
+
+def test_mini_batches_average_before_they_scale():
+    a, b = nets(2)
+    parts = IMAGES[:20], IMAGES[20:]
+    x, y = zip(*[(activations(a, p)["out"], activations(b, p)["out"]) for p in parts], strict=True)
+    cross, own, other = (
+        sum(HSIC().between(u, v) for u, v in zip(us, vs, strict=True))
+        for us, vs in ((x, y), (x, x), (y, y))
+    )
+    found = similarity(a, b, IMAGES, layers=["out"], batch=20)
+    assert found == pytest.approx(cross / (own * other) ** 0.5)
+
+
+def test_networks_of_different_make_are_compared_by_named_layers():
+    small, large = MLP((1, 6, 6), 4, (12,)), MLP((1, 6, 6), 4, (12, 8))
+    with pytest.raises(FedloomError, match="which correspond"):
+        similarity(small, large, IMAGES)
+    found = similarity(small, large, IMAGES, layers=["hidden.0"], layers_b=["hidden.1"])
+    assert 0 < found < 1
+    with pytest.raises(FedloomError, match="different numbers"):
+        similarity(small, large, measure="cosine")
+
+
+def test_convolutions_are_flattened_and_layers_used_twice_lie_side_by_side():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.drop = nn.Conv2d(1, 3, 3), nn.Dropout(0.5)
+            self.rest = nn.Linear(3 * 16, 3 * 16)
+
+        def forward(self, x):
+            return self.rest(self.drop(self.rest(self.conv(x).flatten(1))))
+
+    net = Twice().train()
+    found = activations(net, IMAGES)
+    assert {name: tuple(x.shape) for name, x in found.items()} == {
+        "conv": (40, 3 * 16), "rest": (40, 2 * 3 * 16)}  # fmt: skip
+    assert torch.equal(found["rest"], activations(net, IMAGES)["rest"])  # no dropout
+    assert net.training
+    assert not net.conv._forward_hooks
+
+
+def test_batch_statistics_are_not_touched():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.BatchNorm1d(5)).train()
+    before = net[2].running_mean.clone()
+    similarity(net, net, IMAGES, layers=["2"])
+    assert torch.equal(net[2].running_mean, before)
+
+
+def test_more_probes_take_no_more_memory_than_a_mini_batch_of_them():
+    """What is held is the signatures of one mini-batch: their length goes by it, not by the set."""
+
+    class Watched(CKA):
+        longest = 0
+
+        def signature(self, x, confounder=None):
+            vector = super().signature(x, confounder)
+            Watched.longest = max(Watched.longest, len(vector))
+            return vector
+
+    similarity_matrix(nets(3), IMAGES.repeat(20, 1, 1, 1), Watched(), batch=16)
+    assert Watched.longest == 16**2
+
+
+def test_lenet_compares():
+    models = nets(3, lambda: LeNet((3, 32, 32), 10))
+    matrix = similarity_matrix(models, random(8, 3, 32, 32).float())
+    assert torch.allclose(matrix.diagonal(), torch.ones(3, dtype=torch.float64))
+    assert matrix[0, 1] < 0.999
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda a: similarity(a, a), "give a batch"),
+        (lambda a: similarity(a, a, IMAGES, "cak"), "Did you mean 'cka'"),
+        (lambda a: similarity(a, a, IMAGES, layers=["hiden.0"]), "Unknown layer"),
+        (lambda a: similarity(a, a, IMAGES[:1]), "2 samples or more"),
+        (lambda a: similarity(a, a, IMAGES[:3], CKA(debiased=True)), "4 samples or more"),
+        (lambda a: weight_matrix(torch.ones(2, 2), "cka"), "similarity_matrix"),
+        (lambda a: CKA().between(IMAGES, IMAGES[:5]), "same inputs"),
+        (lambda a: DCKA().between(IMAGES, IMAGES), "raw inputs"),
+        (lambda a: measure_named("cca", RBF()), "no use for a kernel"),
+        (lambda a: measure_named("cosine", debiased=True), "debiased"),
+        (lambda a: kernel_named("rfb"), "Did you mean 'rbf'"),
+        (lambda a: RBF(0), "more than 0"),
+        (lambda a: Polynomial(0), "1 or more"),
+        (lambda a: layers_of(nn.ReLU()), "no layer"),
+        (lambda a: similarity_matrix([], IMAGES), "at least one network"),
+    ],
+)
+def test_mistakes_are_told(call, why):
+    with pytest.raises(FedloomError, match=why):
+        call(nets(1)[0])
+
+
+def test_names_give_measures():
+    assert measure_named("dcka", RBF(0.5), True) == DCKA(RBF(0.5), True)
+    assert measure_named("cosine") == Cosine()
+    assert measure_named("pearson", Linear()) == Pearson()
+    assert kernel_named("poly:2") == Polynomial(2)

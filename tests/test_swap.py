@@ -1,0 +1,296 @@
+"""FedSwap: permutations, who swaps with whom, its limits and its cost."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from test_mix import gather
+from torch import nn
+
+import fedloom
+from fedloom.errors import FedloomError
+from fedloom.layout import Layout
+from fedloom.method import Method
+from fedloom.mix import (
+    Alternate,
+    Average,
+    Greedy,
+    InTurn,
+    LeastSimilar,
+    OnProbes,
+    OnWeights,
+    Probe,
+    RandomPairs,
+    Swap,
+)
+from fedloom.mix.swap import greedy_pairs, least_pairs, swaps
+from fedloom.models.nets import Conv4
+from fedloom.similarity import CKA, Cosine, similarity
+from fedloom.streams import stream
+from fedloom.topology import Topology
+
+ROW = 64 * 16 + 16 + 16 * 10 + 10  # values of the model of a quick run
+
+
+def states(result):
+    return result.store.checkpoint()[0]
+
+
+def swap_run(quick, options="", **more):
+    given = {"participation": 1.0, "partition": "classes:2", "public": "share:0.05", **more}
+    return quick(f"fedswap:{options}" if options else "fedswap", **given)
+
+
+def random_matrix(n, seed=0):
+    values = stream(seed, "matrix").random((n, n))
+    return (values + values.T) / 2
+
+
+# -- who swaps with whom --------------------------------------------------------------------------
+
+PARTNERS = [
+    RandomPairs(),
+    RandomPairs(0.5),
+    InTurn(),
+    Greedy(OnWeights(Cosine())),
+    Greedy(OnWeights(Cosine()), 0.4),
+    LeastSimilar(OnWeights(Cosine())),
+]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+@pytest.mark.parametrize("partners", PARTNERS, ids=str)
+def test_models_are_permuted_none_is_lost_or_doubled(partners, n):
+    rows = stream(n, "rows").normal(size=(n, 4)).tolist()
+    g = gather(rows, [1] * n, [0.0] * 4)
+    mixed = Swap(partners).combine(g)
+    assert sorted(mixed.rows.tolist()) == sorted(g.rows.tolist())
+    assert mixed.clients.tolist() == list(range(n))
+    assert mixed.shared is None
+    assert not mixed.reset
+
+
+def test_everybody_swaps_once_and_an_odd_one_keeps_its_model():
+    for partners in (RandomPairs(), Greedy(OnWeights(Cosine())), LeastSimilar(OnWeights(Cosine()))):
+        for n in (6, 7):
+            rows = stream(n, "rows").normal(size=(n, 4)).tolist()
+            exchange = partners.choose(gather(rows, [1] * n, [0.0] * 4))
+            taken = list(itertools.chain.from_iterable(exchange.pairs))
+            assert len(taken) == len(set(taken)) == n // 2 * 2
+            assert (exchange.order(n) != np.arange(n)).sum() == n // 2 * 2
+
+
+def test_the_swap_share_bounds_the_pairs():
+    assert [swaps(n, share) for n, share in ((10, 1), (10, 0.5), (11, 0.4), (200, 0.29))] == [
+        5, 2, 2, 29]  # fmt: skip
+    rows = stream(0, "rows").normal(size=(10, 4)).tolist()
+    for partners in (RandomPairs, lambda s: Greedy(OnWeights(Cosine()), s)):
+        assert len(partners(0.4).choose(gather(rows, [1] * 10, [0.0] * 4)).pairs) == 2
+        assert partners(0.0).choose(gather(rows, [1] * 10, [0.0] * 4)).pairs == []
+
+
+def test_random_partners_are_equally_likely():
+    counts = np.zeros((4, 4))
+    for t in range(600):
+        g = gather([[0.0] * 4] * 4, [1] * 4, [0.0] * 4)
+        g = fedloom.mix.Gathering(**{**vars(g), "stream": lambda *n, t=t: stream(0, *n, t)})
+        for a, b in RandomPairs().choose(g).pairs:
+            counts[a, b] += 1
+            counts[b, a] += 1
+    off = counts[~np.eye(4, dtype=bool)]
+    assert off.min() > 150  # each of the three partners in a third of 600 rounds
+    assert off.max() < 250
+
+
+def test_in_turn_is_the_listing_of_the_source():
+    """w_k ↔ w_r for every k in turn, with r drawn among all."""
+    exchange = InTurn().choose(gather([[float(i)] * 4 for i in range(5)], [1] * 5, [0.0] * 4))
+    assert [k for k, _ in exchange.pairs] == [0, 1, 2, 3, 4]
+    models = list(range(5))
+    for k, r in exchange.pairs:
+        models[k], models[r] = models[r], models[k]
+    assert exchange.order(5).tolist() == models
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 10, 25])
+def test_greedy_makes_a_quarter_of_n_squared_comparisons(n):
+    calls = []
+    matrix = random_matrix(n)
+
+    def compare(base, others):
+        calls.extend((base, other) for other in others)
+        return matrix[base, others]
+
+    greedy_pairs(n, n // 2, stream(0, "swap"), compare)
+    assert len(calls) == n * n // 4
+
+
+def test_greedy_takes_the_least_similar_of_those_left_by_hand():
+    matrix = np.array([[9, 3, 1, 2], [3, 9, 5, 4], [1, 5, 9, 6], [2, 4, 6, 9.0]])
+
+    class First:
+        def integers(self, n):
+            return 0
+
+    pairs = greedy_pairs(4, 2, First(), lambda base, others: matrix[base, others])
+    assert pairs == [(0, 2), (1, 3)]
+
+
+def test_min_takes_pairs_in_the_order_of_the_matrix():
+    matrix = np.array([[9, 3, 1, 2], [3, 9, 5, 4], [1, 5, 9, 6], [2, 4, 6, 9.0]])
+    assert least_pairs(matrix, 2) == [(0, 2), (1, 3)]
+    matrix = random_matrix(9)
+    chosen = least_pairs(matrix, 4)
+    left, expected = set(range(9)), []
+    ranked = sorted(itertools.combinations(range(9), 2), key=lambda pair: matrix[pair])
+    for a, b in ranked:
+        if {a, b} <= left:
+            expected.append((a, b))
+            left -= {a, b}
+    assert chosen == expected
+    assert least_pairs(matrix, 2) == expected[:2]
+
+
+def test_min_finds_the_pairs_that_comparing_them_one_by_one_finds():
+    """The product of stacked signatures against S0's calls of ModelSimilarity."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    layout = Layout.of(module)
+    rows = torch.from_numpy(stream(1, "rows").normal(size=(6, layout.size))).float()
+    images = torch.from_numpy(stream(1, "images").normal(size=(12, 1, 2, 2))).float()
+    g = gather([[0.0] * 4] * 6, [1] * 6, [0.0] * 4)
+    g = fedloom.mix.Gathering(**{**vars(g), "layout": layout, "rows": rows,
+                                 "probe": Probe(images, None, module, layout)})  # fmt: skip
+    exchange = LeastSimilar(OnProbes(CKA())).choose(g)
+    a, b = (nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+            for _ in range(2))  # fmt: skip
+    alone = np.full((6, 6), 1.0)
+    for i, j in itertools.combinations(range(6), 2):
+        alone[i, j] = similarity(layout.load(a, rows[i]), layout.load(b, rows[j]), images)
+    assert exchange.pairs == least_pairs(alone, 3)
+    assert exchange.comparisons == 15
+    above = np.triu_indices(6, 1)
+    assert np.allclose(exchange.similarity[above], alone[above])
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["", "partner=min", "partner=sequential"])
+def test_averaging_every_round_is_fedavg(quick, row, options):
+    words = ",".join(filter(None, [options, "average_every=1"]))
+    swap = swap_run(quick, words)
+    plain = quick("fedavg", participation=1.0, partition="classes:2", public="share:0.05")
+    assert torch.equal(row(swap), row(plain))
+    assert swap.summary["test_accuracy"] == plain.summary["test_accuracy"]
+    assert swap.summary["bytes"] == plain.summary["bytes"]
+
+
+def test_swaps_of_no_share_until_the_average_are_longer_local_training(quick, row):
+    """Nobody swaps: two rounds are two epochs, but for the order of the batches."""
+    swap = swap_run(quick, "swap_share=0,average_every=2", rounds=2, batch="inf")
+    twice = quick("fedavg", participation=1.0, partition="classes:2", public="share:0.05",
+                  rounds=1, epochs=2, batch="inf")  # fmt: skip
+    assert torch.allclose(row(swap), row(twice), atol=1e-6)
+
+
+def test_rounds_swap_and_every_fifth_averages(quick):
+    result = swap_run(quick, "partner=min", rounds=6)
+    events = [record["mix"]["event"] for record in result.records]
+    assert events == ["swap"] * 4 + ["average", "swap"]
+    kept = states(swap_run(quick, "partner=min", rounds=5))["kept/rows"]
+    assert len(kept) == 0
+
+
+@pytest.mark.parametrize("options", ["partner=random", "partner=greedy", "partner=min"])
+def test_a_swap_round_holds_the_models_of_local_training(quick, options):
+    swapped = states(swap_run(quick, options, rounds=1))["kept/rows"]
+    alone = states(quick("local", participation=1.0, partition="classes:2", public="share:0.05",
+                         rounds=1))["kept/rows"]  # fmt: skip
+    assert sorted(map(tuple, swapped.tolist())) == sorted(map(tuple, alone.tolist()))
+    assert not torch.equal(swapped, alone)
+
+
+def test_traffic_is_counted_by_who_must_send_what(quick):
+    """Five clients: two pairs. Comparing needs all models; only swapped ones go down again."""
+    cost = {}
+    for options in ("partner=random", "partner=min,similarity=cosine"):
+        run = swap_run(quick, f"{options},average_every=2", clients=5, rounds=2)
+        cost[options] = [(r["bytes_up"], r["bytes_down"]) for r in run.records]
+    model = 4 * ROW
+    assert cost["partner=random"] == [(4 * model, 4 * model), (5 * model, 5 * model)]
+    assert cost["partner=min,similarity=cosine"] == [(5 * model, 4 * model), (5 * model, 5 * model)]
+
+
+def test_server_time_is_counted(quick):
+    result = swap_run(quick, "partner=min,average_every=2", rounds=2)
+    assert result.profile["mix"].iloc[0] > result.profile["mix"].iloc[1] > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["partner=min,similarity=cka,kernel=rbf:0.5,debiased=true", "partner=greedy,similarity=dcka",
+     "partner=greedy,similarity=cca,layers=out", "partner=min,similarity=hsic",
+     "partner=min,similarity=inner", "partner=min,similarity=pearson",
+     "partner=greedy,similarity=cosine,swap_share=0.5", "partner=sequential"],
+)  # fmt: skip
+def test_every_choice_learns_and_resumes_bit_for_bit(quick, options, in_tmp):
+    words = f"{options},average_every=3"
+    whole = swap_run(quick, words, rounds=6, lr=0.2)
+    swap_run(quick, words, rounds=4, lr=0.2, out="half")
+    half = swap_run(quick, words, rounds=6, lr=0.2, out="half", resume=True)
+    for key, value in states(whole).items():
+        assert torch.equal(value, states(half)[key])
+    assert [r["mix"] for r in whole.records] == [r["mix"] for r in half.records]
+    assert whole.summary["test_accuracy"] > 0.3
+    assert whole.model()(torch.zeros(1, 1, 8, 8)).shape == (1, 10)  # the average is everyone's
+
+
+def test_noise_and_other_data_do_for_probes(quick, in_tmp):
+    x = np.random.default_rng(0).integers(0, 255, (50, 1, 8, 8)).astype(np.uint8)
+    np.savez("own.npz", x=x, y=np.arange(50) % 3)
+    runs = [swap_run(quick, "partner=min,probes=20", rounds=1, public=public)
+            for public in ("noise:30", "own.npz", "digits:40")]  # fmt: skip
+    found = [tuple(run.records[0]["mix"]["similarity"]) for run in runs]
+    assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize("norm", ["batch", "static"])
+def test_models_with_norms_are_compared(quick, norm):
+    def factory(shape, classes):
+        return Conv4(shape, classes, channels=(4, 8, 8, 8), norm=norm)
+
+    result = swap_run(quick, "partner=min,probes=16", rounds=2, model=factory, clients=4)
+    values = result.records[1]["mix"]["similarity"]
+    assert len(values) == 6
+    assert all(0 < value < 1 for value in values)
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "why"),
+    [
+        ("partner=min", {"public": "none"}, "--public share:0.01"),
+        ("similarity=cca", {}, "would do nothing: partner=random"),
+        ("partner=sequential,swap_share=0.5", {}, "swap_share=0.5 would do nothing"),
+        ("partner=min,similarity=cosine,layers=out", {}, "layers=out would do nothing"),
+        ("partner=min,similarity=cca,kernel=rbf", {}, "no use for a kernel"),
+        ("partner=min,kernel=rfb", {}, "Unknown kernel"),
+        ("partner=min,layers=outt", {}, "Unknown layer"),
+        ("partner=best", {}, "Option 'partner'"),
+        ("", {"participation": 0.5}, "fixes participation"),
+    ],
+)
+def test_wrong_wishes_are_refused_with_the_reason(quick, options, more, why):
+    with pytest.raises(FedloomError, match=why):
+        swap_run(quick, options, **more)
+
+
+def test_parts_that_do_not_fit_are_refused():
+    with pytest.raises(FedloomError, match="take turns"):
+        Alternate(Average(), Average(), every=2)
+
+    class Alone(Topology):
+        server = False
+
+    with pytest.raises(FedloomError, match="only a server holds"):
+        Method(mix=Swap(LeastSimilar(OnProbes(CKA()))), topology=Alone(server=False))
