@@ -42,11 +42,12 @@ def plot_swaps(
     main = main_class.reindex(clients).fillna(len(classes)).astype(int).sort_values(kind="stable")
     shown = _spread(sorted(similarities))
     figure = new_figure(max(3.2 * len(shown), 9.5), 7.6 if shown else 4.4)
-    below = figure
     if shown:
-        above, below = figure.subfigures(2, 1, height_ratios=(1, 1.2))
-        _maps(above.subplots(1, len(shown), squeeze=False)[0], shown, similarities, main)
-    left, right = below.subplots(1, 2)
+        halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(1, 1.2))[:, 0]
+        _maps(halves[0].subplots(1, len(shown), squeeze=False)[0], shown, similarities, main)
+        left, right = halves[1].subplots(1, 2)
+    else:
+        left, right = figure.subplots(1, 2)
     _who(left, swaps, main, classes)
     if shown:
         _over_rounds(right, swaps, similarities, main)
@@ -124,9 +125,9 @@ def _over_rounds(
         every.append(np.nanmean(values))
         akin.append(same.mean() if len(same) else np.nan)
     swapped = swaps.groupby("round")["similarity"].mean().reindex(rounds)
-    lines = {"all pairs": every, "same main class": akin, "swapped pairs": swapped}
-    for (label, values), colour in zip(lines.items(), COLOURS, strict=False):
-        axis.plot(rounds, values, marker=".", color=colour, label=label)
+    lines = {"all pairs": every, "same main class": akin, "swapped pairs": swapped.tolist()}
+    for (label, line), colour in zip(lines.items(), COLOURS, strict=False):
+        axis.plot(rounds, line, marker=".", color=colour, label=label)
     axis.set(xlabel="round", ylabel="mean similarity")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
