@@ -128,9 +128,9 @@ def _over_rounds(
     lines = {"all pairs": every, "same main class": akin, "swapped pairs": swapped.tolist()}
     for (label, line), colour in zip(lines.items(), COLOURS, strict=False):
         axis.plot(rounds, line, marker=".", color=colour, label=label)
-    axis.set(xlabel="round", ylabel="mean similarity")
-    axis.grid(alpha=0.3)
+    axis.set(ylabel="mean similarity")
     axis.legend(fontsize=8)
+    _round_axis(axis)
 
 
 def _within_classes(axis: Axes, swaps: pd.DataFrame, main: pd.Series) -> None:
@@ -138,5 +138,13 @@ def _within_classes(axis: Axes, swaps: pd.DataFrame, main: pd.Series) -> None:
     same = main.loc[swaps["client"]].to_numpy() == main.loc[swaps["partner"]].to_numpy()
     share = pd.Series(same, index=swaps["round"].to_numpy()).groupby(level=0).mean()
     axis.plot(share.index, 100 * share, marker=".", color=COLOURS[0])
-    axis.set(xlabel="round", ylabel="swaps within a main class (%)", ylim=(-3, 103))
+    axis.set(ylabel="swaps within a main class (%)", ylim=(-3, 103))
+    _round_axis(axis)
+
+
+def _round_axis(axis: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set(xlabel="round")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
