@@ -6,6 +6,7 @@ batches, so that all contestants must end with the same weights.
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedloom.data.dataset import Dataset
+from fedloom.data.public import public_set
 from fedloom.data.split import Federation
 from fedloom.experiment.config import make_config
 from fedloom.experiment.plugins import method_class
@@ -47,6 +49,7 @@ class Workload:
     participants: int = 10
     options: tuple[tuple[str, Any], ...] = ()  # of the model
     method: str = "fedavg"
+    more: tuple[tuple[str, Any], ...] = ()  # settings
 
     @property
     def trainable(self) -> int:
@@ -62,18 +65,21 @@ class Workload:
             "model": self.model,
             "model_options": dict(self.options),
             "clients": self.clients,
-            "participation": self.participants,
+            "participation": 1.0 if self.participants == self.clients else self.participants,
             "partition": "iid",
             "test_share": 0.0,
             "rounds": 10_000,
+            **dict(self.more),
         }
 
 
+SWAP = (("partner", "min"), ("average_every", 3), ("public", "noise:128"))
 WORKLOADS = (
     Workload("mlp", "mlp", "1x28x28", 600),
     Workload("lenet", "lenet", "3x32x32", 500),
     Workload("conv4", "conv4", "1x28x28", 200),
     Workload("fedmeta-per", "lenet", "3x32x32", 200, method="fedmeta-per-maml"),
+    Workload("fedswap", "lenet", "3x32x32", 100, 50, 50, method="fedswap", more=SWAP),
 )
 #: for the growth curves: small enough that the engine's own cost shows
 SMALL = Workload("small", "mlp", "1x8x8", 20, participants=20)
@@ -128,7 +134,8 @@ class Fedloom:
         self._runner.round(t)
 
     def weights(self) -> torch.Tensor:
-        return self._experiment.state.shared
+        state = self._experiment.state
+        return state.rows(state.kept.clients).mean(0) if len(state.kept) else state.shared
 
     def close(self) -> None:
         self._experiment.engine.close()
@@ -212,3 +219,64 @@ class BareMeta(Bare):
         # the server averages the base; its own head stays as it was
         heads = {k: v for k, v in self._global.items() if k.startswith("out.")}
         self._module.load_state_dict({**trained, **heads})
+
+
+class BareSwap(Bare):
+    """FedSwap by hand: a model for every client, CKA for each pair of them, least similar first."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        more = dict(workload.more)
+        public = public_set(more["public"], self._federation)
+        assert public is not None
+        self._probes, self._every = torch.from_numpy(public.x), more["average_every"]
+        self._own = [self._global] * workload.clients
+
+    def round(self, t: int) -> None:
+        for client, start in enumerate(self._own):
+            self._global = start
+            self._train(client, t)
+            self._own[client] = {k: v.clone() for k, v in self._module.state_dict().items()}
+        if t % self._every:
+            self._swap()
+        else:
+            self._own = [self._average()] * len(self._own)
+
+    def _swap(self) -> None:
+        centred = [self._centred_grams(own) for own in self._own]
+        pairs = []
+        for a, b in itertools.combinations(range(len(centred)), 2):
+            layers = [
+                (k * m).sum() / (k.norm() * m.norm())
+                for k, m in zip(centred[a], centred[b], strict=True)
+            ]
+            pairs.append((float(sum(layers)) / len(layers), a, b))
+        left = set(range(len(self._own)))
+        for _, a, b in sorted(pairs):
+            if {a, b} <= left:
+                self._own[a], self._own[b] = self._own[b], self._own[a]
+                left -= {a, b}
+
+    def _centred_grams(self, state: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        self._module.load_state_dict(state)
+        found: list[torch.Tensor] = []
+        hooks = [
+            layer.register_forward_hook(lambda _m, _i, out: found.append(out.detach().flatten(1)))
+            for layer in self._module.children()
+        ]
+        with torch.no_grad():
+            self._module.eval()(self._probes)
+        for hook in hooks:
+            hook.remove()
+        return [x @ x.T for x in (x - x.mean(0) for x in found)]
+
+    def _average(self) -> dict[str, torch.Tensor]:
+        total = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in self._own[0].items()}
+        for own in self._own:
+            for key, value in own.items():
+                total[key] += value / len(self._own)
+        return {k: v.float() for k, v in total.items()}
+
+    def weights(self) -> torch.Tensor:
+        self._global = self._average()
+        return super().weights()

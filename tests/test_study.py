@@ -11,6 +11,7 @@ import fedloom
 from fedloom.errors import FedloomError
 from fedloom.experiment.study import Ask, Cell, Picture, Study, Table, run_study, write_report
 from fedloom.studies import STUDIES
+from fedloom.studies.s0_swap import S0Swap
 from fedloom.studies.s1 import S1, SOURCE
 
 
@@ -123,3 +124,37 @@ def test_the_source_numbers_stand_in_the_tables_of_s1():
     methods = {m for rows in SOURCE.values() for m in rows}
     assert methods <= {c.name for c in S1().cells(Ask("mnist", "source"))}
     assert all(len(text.split(" | ")) == 5 for rows in SOURCE.values() for text in rows.values())
+
+
+def test_the_swap_study_scores_averages_only_and_says_what_swapping_costs(in_tmp):
+    class Short(S0Swap):
+        def cells(self, ask):
+            kept = ("fedavg", "random", "min-cka")
+            return [
+                Cell(c.name, c.method, {**c.settings, "rounds": 10, "clients": 4})
+                for c in super().cells(ask)
+                if c.name in kept
+            ]
+
+    ask = Ask("digits", "classes", "quick")
+    for cell in S0Swap().cells(ask):
+        assert cell.settings["eval_every"] % cell.settings.get("average_every", 1) == 0
+    results = run_study(Short(), ask, Path("s"), 1, quiet)
+    (table,) = write_report(Short(), ask, results, Path("s"))
+    shown = {row[0]: row[1:] for row in table.rows}
+    assert shown["FedProx"] == ["diverged"] * 5  # it was left out
+    assert shown["FedAvg"][0] == f"{100 * results['fedavg'][0].summary['test_accuracy']:.2f}"
+    assert float(shown["FedSwap min, CKA"][4]) > float(shown["FedSwap random"][4])
+    pictures = {file.name for file in Path("s").glob("*.png")}
+    assert pictures == {"rounds.png", "traffic.png", "swaps-random.png", "swaps-min-cka.png"}
+
+
+def test_a_run_from_before_a_setting_was_there_still_counts_as_done(in_tmp):
+    ask = Ask("digits", "plain")
+    run_study(Toy(), ask, Path("s"), 2, quiet)
+    file = Path("s/a-s0/config.yaml")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith("public:")))
+    before = file.stat().st_mtime_ns
+    assert set(run_study(Toy(), ask, Path("s"), 2, quiet)) == {"a", "b"}
+    assert file.stat().st_mtime_ns == before

@@ -294,3 +294,52 @@ def test_parts_that_do_not_fit_are_refused():
 
     with pytest.raises(FedloomError, match="only a server holds"):
         Method(mix=Swap(LeastSimilar(OnProbes(CKA()))), topology=Alone(server=False))
+
+
+# -- what is left behind --------------------------------------------------------------------------
+
+
+def test_a_result_knows_who_swapped_and_how_alike_they_were(quick):
+    result = swap_run(quick, "partner=min,average_every=3", rounds=4)
+    assert sorted(result.similarities) == [1, 2, 4]
+    matrix = result.similarities[1]
+    assert matrix.index.tolist() == list(range(6))
+    assert np.isnan(np.diag(matrix)).all()
+    assert np.array_equal(matrix, matrix.T, equal_nan=True)
+    assert result.swaps["round"].value_counts().to_dict() == {1: 3, 2: 3, 4: 3}
+    first = result.swaps.iloc[0]
+    assert first["similarity"] == matrix.min().min()
+    assert "mix" not in result.rounds
+    assert result.records[0]["mix"]["comparisons"] == 15
+
+
+def test_the_main_class_of_every_client_is_in_its_scores(quick):
+    result = quick("fedavg", partition="classes:1", clients=10, rounds=1)
+    assert sorted(result.clients["main_class"]) == list(range(10))
+
+
+@pytest.mark.parametrize("options", ["partner=greedy", "partner=random"])
+def test_swaps_can_be_drawn(quick, in_tmp, options):
+    result = swap_run(quick, options, rounds=3)
+    result.plot_swaps("swaps.png")
+    assert (in_tmp / "swaps.png").stat().st_size > 10_000
+    titles = [axis.get_title() for axis in result.plot_swaps().axes]
+    maps = ["round 1", "round 2", "round 3"] if options == "partner=greedy" else []
+    assert [t for t in titles if t.startswith("round")] == maps
+    assert "who swapped with whom" in titles
+
+
+def test_without_swaps_there_is_nothing_to_draw(quick):
+    with pytest.raises(FedloomError, match="nothing to plot"):
+        quick("fedavg", rounds=1).plot_swaps()
+
+
+def test_the_command_line_draws_swaps(quick, in_tmp):
+    from typer.testing import CliRunner
+
+    from fedloom.cli import app
+
+    swap_run(quick, "partner=min", rounds=1, out="run")
+    shown = CliRunner().invoke(app, ["show", "run", "--swaps", "swaps.png"])
+    assert shown.exit_code == 0, shown.output
+    assert (in_tmp / "swaps.png").exists()

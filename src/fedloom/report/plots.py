@@ -113,7 +113,9 @@ def plot_curves(
         axis.set_title(panels[column], fontsize=10)
         _accuracy_axis(axis, x)
     lines, labels = axes[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 6))
+    columns = int(4.2 * len(present) / (0.7 + 0.08 * max(map(len, labels))))
+    columns = min(max(columns, 1), len(labels), 6)
+    figure.legend(lines, labels, loc="outside lower center", ncols=columns)
     return figure
 
 

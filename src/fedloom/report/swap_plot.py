@@ -42,11 +42,12 @@ def plot_swaps(
     main = main_class.reindex(clients).fillna(len(classes)).astype(int).sort_values(kind="stable")
     shown = _spread(sorted(similarities))
     figure = new_figure(max(3.2 * len(shown), 9.5), 7.6 if shown else 4.4)
-    below = figure
     if shown:
-        above, below = figure.subfigures(2, 1, height_ratios=(1, 1.2))
-        _maps(above.subplots(1, len(shown), squeeze=False)[0], shown, similarities, main)
-    left, right = below.subplots(1, 2)
+        halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(1, 1.2))[:, 0]
+        _maps(halves[0].subplots(1, len(shown), squeeze=False)[0], shown, similarities, main)
+        left, right = halves[1].subplots(1, 2)
+    else:
+        left, right = figure.subplots(1, 2)
     _who(left, swaps, main, classes)
     if shown:
         _over_rounds(right, swaps, similarities, main)
@@ -124,12 +125,12 @@ def _over_rounds(
         every.append(np.nanmean(values))
         akin.append(same.mean() if len(same) else np.nan)
     swapped = swaps.groupby("round")["similarity"].mean().reindex(rounds)
-    lines = {"all pairs": every, "same main class": akin, "swapped pairs": swapped}
-    for (label, values), colour in zip(lines.items(), COLOURS, strict=False):
-        axis.plot(rounds, values, marker=".", color=colour, label=label)
-    axis.set(xlabel="round", ylabel="mean similarity")
-    axis.grid(alpha=0.3)
+    lines = {"all pairs": every, "same main class": akin, "swapped pairs": swapped.tolist()}
+    for (label, line), colour in zip(lines.items(), COLOURS, strict=False):
+        axis.plot(rounds, line, marker=".", color=colour, label=label)
+    axis.set(ylabel="mean similarity")
     axis.legend(fontsize=8)
+    _round_axis(axis)
 
 
 def _within_classes(axis: Axes, swaps: pd.DataFrame, main: pd.Series) -> None:
@@ -137,5 +138,13 @@ def _within_classes(axis: Axes, swaps: pd.DataFrame, main: pd.Series) -> None:
     same = main.loc[swaps["client"]].to_numpy() == main.loc[swaps["partner"]].to_numpy()
     share = pd.Series(same, index=swaps["round"].to_numpy()).groupby(level=0).mean()
     axis.plot(share.index, 100 * share, marker=".", color=COLOURS[0])
-    axis.set(xlabel="round", ylabel="swaps within a main class (%)", ylim=(-3, 103))
+    axis.set(ylabel="swaps within a main class (%)", ylim=(-3, 103))
+    _round_axis(axis)
+
+
+def _round_axis(axis: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set(xlabel="round")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""S0's claim, which its text makes and does not measure: on label-skewed data, swapping models beats
+"""S0's claim, made there and not measured: on label-skewed data, swapping models beats
 averaging them at equal rounds and equal traffic, and least similar partners beat random ones.
 
 `classes` and `dirichlet` compare the methods on two kinds of skew, `h2` the rounds between averages
