@@ -34,6 +34,8 @@ data_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(data_app, name="data")
+model_app = typer.Typer(help="Models: what they are made of and cost.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
 
 
 def main() -> None:
@@ -427,6 +429,57 @@ def data_show(
         title = f"{dataset.name}, {partition}, {clients} clients"
         save(plot_partition(parts, dataset.y, dataset.classes, title), plot)
         print(f"\nPicture: {plot}")
+
+
+@model_app.command("list")
+def model_list() -> None:
+    """List the built-in models."""
+    from fedloom.models import MODELS
+    from fedloom.report.terminal import print_models
+
+    print_models({name: what for name, (_, _, what) in MODELS.items()})
+
+
+@model_app.command("show")
+def model_show(
+    name: Annotated[str, typer.Argument(help="Model name, or FILE.py:FACTORY of your own.")],
+    capacity: Annotated[
+        float, typer.Option("--capacity", help="Share of the channels to keep.")
+    ] = 1.0,
+    shape: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--shape",
+            metavar="CxHxW",
+            help="Images, such as 3x32x32.",
+            show_default="1x28x28 for mlp and conv4, else 3x32x32",
+        ),
+    ] = None,
+    classes: Annotated[int, typer.Option("--classes", min=2)] = 10,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Of the memory estimate.")] = 32,
+    set_: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the model; exits=true cuts by depth (depthfl).",
+        ),
+    ] = None,
+) -> None:
+    """Show a model, or its sub-model of some capacity, layer by layer: parameters, MACs, memory."""
+    from fedloom.experiment.blueprint import blueprint
+    from fedloom.experiment.config import parse_settings
+    from fedloom.report.terminal import print_blueprint
+
+    text = shape or ("1x28x28" if name in ("mlp", "conv4") else "3x32x32")
+    sizes = text.lower().replace("×", "x").split("x")
+    if len(sizes) != 3 or not all(s.isdigit() and int(s) > 0 for s in sizes):
+        raise FedloomError(
+            f"--shape {text} is not valid: give channels, height and width, 3x32x32."
+        )
+    c, h, w = map(int, sizes)
+    found = blueprint(name, (c, h, w), classes, capacity, batch, parse_settings(set_ or []))
+    print_blueprint(name, (c, h, w), capacity, batch, found)
 
 
 class _Interrupted(FedloomError):

@@ -79,6 +79,7 @@ class Done:
     samples: int
     steps: int
     macs: int
+    memory: int  # bytes of a training step, and of what had to be there to choose a sub-model
     seconds: Mapping[str, float]  # spent on: select, data, train
 
 
@@ -95,6 +96,7 @@ class Trained:
     samples: np.ndarray  # trained on, counting repeats
     steps: np.ndarray
     macs: np.ndarray  # multiply-accumulates spent
+    memory: np.ndarray  # bytes needed
     seconds: Mapping[str, float]  # summed over clients
 
     @staticmethod
@@ -107,6 +109,7 @@ class Trained:
             samples=np.array([d.samples for d in done], dtype=np.int64),
             steps=np.array([d.steps for d in done], dtype=np.int64),
             macs=np.array([d.macs for d in done], dtype=np.int64),
+            memory=np.array([d.memory for d in done], dtype=np.int64),
             seconds={name: sum(d.seconds.get(name, 0.0) for d in done) for name in names},
         )
 

@@ -6,6 +6,7 @@ This is the reference for every engine: serial is one worker, a pool is many of 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.local import Batch, LocalRule
 from fedloom.local.rule import Step
-from fedloom.models.counts import training_macs
+from fedloom.models.counts import forward_macs, saved_bytes, training_macs
 from fedloom.models.norm import has_tracked_norm, measuring
 from fedloom.select import Ask, Last, Public, Selection
 from fedloom.streams import stream, torch_seed
@@ -59,6 +60,7 @@ class Worker:
         self.setting = setting
         self._residents: dict[Hashable, Resident] = {}
         self._macs: dict[Hashable, int] = {}
+        self._saved: dict[Hashable, int] = {}
         self._narrower: dict[Hashable, Narrower] = {}
         module = setting.build()
         self._whole = self._settle(None, module, setting.layout)
@@ -160,9 +162,33 @@ class Worker:
                 "--lr (and alpha, where the method has one), or bound the gradient with --clip 1."
             )
         chosen = job.selection
-        macs = seen * self._macs[None if chosen is None else chosen.shape]
+        macs, memory = self._costs(task, job, seen)
         index = None if chosen is None else chosen.index
-        return Done(row, index, loss_sum / max(seen, 1), seen, len(job.steps), macs, job.seconds)
+        loss = loss_sum / max(seen, 1)
+        return Done(row, index, loss, seen, len(job.steps), macs, memory, job.seconds)
+
+    def _costs(self, task: Task, job: Job, seen: int) -> tuple[int, int]:
+        """Multiply-accumulates and memory of a client's round."""
+        chosen, data = job.selection, self.setting.dataset
+        resident = self.resident(chosen)
+        macs = seen * self._macs[None if chosen is None else chosen.shape]
+        for width, count in Counter(job.widths).items():
+            narrower = self.narrower(task, chosen, width)
+            if narrower is not None:
+                macs += seen * count // len(job.steps) * narrower.macs(data.shape)
+        sizes = (sum(at.shape[-1] for at in step.values()) for step in job.steps)
+        batch = max(sizes, default=0)
+        copies = 3 if task.optimiser.momentum else 2
+        memory = copies * resident.layout.trainable * resident.layout.bytes
+        memory += batch * self._saved[None if chosen is None else chosen.shape]
+        if task.select.sees_data and chosen is not None:  # it chose from the whole model
+            macs += chosen.samples * self._inference
+            memory += self.setting.layout.size * self.setting.layout.bytes
+        return macs, memory
+
+    @cached_property
+    def _inference(self) -> int:
+        return forward_macs(self._whole.module, self.setting.dataset.shape)
 
     def score(self, row: Tensor, block: Block) -> Scored:
         """One row on a block of samples."""
@@ -253,6 +279,7 @@ class Worker:
     def _settle(self, shape: Hashable, module: nn.Module, layout: Layout) -> Resident:
         data = self.setting.dataset
         self._macs[shape] = training_macs(module, data.shape)
+        self._saved[shape] = saved_bytes(module, data.shape)
         self._residents[shape] = Resident(module, layout, self.setting.device)
         return self._residents[shape]
 

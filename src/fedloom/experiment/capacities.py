@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from fedloom.errors import FedloomError
 from fedloom.streams import stream
 
-GRAMMAR = "R[:SHARE],R[:SHARE],... with capacities R above 0 and up to 1, and shares that sum to 1"
+GRAMMAR = (
+    "R[:SHARE],R[:SHARE],... with capacities R above 0 and up to 1 and shares that sum to 1, "
+    "rho:SHARE,STRONG,WEAK for a share of strong clients among weak ones, low-quality, "
+    "high-quality, or a FILE.csv of columns client and capacity"
+)
+#: S2's two populations, a fifth of the clients each
+PRESETS = {
+    "low-quality": "0.99,0.5,0.25,0.125,0.0625",
+    "high-quality": "1,0.5,0.25,0.125,0.0625",
+}
 
 
 @dataclass(frozen=True)
 class Capacities:
-    """Capacities and the share of clients that has each.
+    """Capacities and the share of clients that has each; or, from a file, everyone's own.
 
     >>> Capacities.parse("1:0.5,0.25:0.25,0.125:0.25").assign(4, seed=0).tolist()
     [1.0, 1.0, 0.25, 0.125]
+    >>> Capacities.parse("rho:0.25,1,0.0625").assign(4, seed=0).tolist()
+    [0.0625, 0.0625, 0.0625, 1.0]
     """
 
     values: tuple[float, ...] = (1.0,)
     shares: tuple[float, ...] = (1.0,)
+    each: tuple[float, ...] | None = None
 
     @staticmethod
     def parse(spec: str) -> Capacities:
-        pairs = [word.partition(":") for word in spec.split(",")]
+        if spec.endswith(".csv"):
+            return Capacities._read(Path(spec))
+        if spec.startswith("rho:"):
+            return Capacities._mix(spec)
+        pairs = [word.partition(":") for word in PRESETS.get(spec, spec).split(",")]
         try:
             values = tuple(float(value) for value, _, _ in pairs)
             given = [share for _, _, share in pairs]
@@ -38,13 +56,56 @@ class Capacities:
             raise FedloomError(f"capacities='{spec}' is not valid. Give {GRAMMAR}.")
         return Capacities(values, shares)
 
+    @staticmethod
+    def _mix(spec: str) -> Capacities:
+        """A share ρ of strong clients; none or all of them may be."""
+        try:
+            rho, strong, weak = (float(word) for word in spec[4:].split(","))
+        except ValueError:
+            raise FedloomError(f"capacities='{spec}' is not valid. Give {GRAMMAR}.") from None
+        if not (0 <= rho <= 1 and 0 < weak <= 1 and 0 < strong <= 1):
+            raise FedloomError(f"capacities='{spec}' is not valid. Give {GRAMMAR}.")
+        both = [(strong, rho), (weak, 1 - rho)]
+        there = [(value, share) for value, share in both if share > 0]
+        return Capacities(tuple(v for v, _ in there), tuple(s for _, s in there))
+
+    @staticmethod
+    def _read(path: Path) -> Capacities:
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                rows = {int(row["client"]): float(row["capacity"]) for row in csv.DictReader(file)}
+        except FileNotFoundError:
+            raise FedloomError(f"There is no file '{path}' with capacities.") from None
+        except (OSError, KeyError, ValueError, TypeError, UnicodeDecodeError) as e:
+            raise FedloomError(
+                f"'{path}' can't be read as capacities ({e}): give a header line "
+                "'client,capacity' and a line for each client, numbered from 0."
+            ) from None
+        if sorted(rows) != list(range(len(rows))) or not rows:
+            raise FedloomError(f"'{path}' must have a line for each client, numbered from 0.")
+        wrong = [client for client, value in rows.items() if not 0 < value <= 1]
+        if wrong:
+            raise FedloomError(
+                f"'{path}' gives client {wrong[0]} a capacity of {rows[wrong[0]]:g}: it must be "
+                "above 0 and at most 1."
+            )
+        each = tuple(rows[client] for client in range(len(rows)))
+        return Capacities(tuple(sorted(set(each), reverse=True)), (), each)
+
     @property
     def whole(self) -> bool:
         """Whether everybody can train everything."""
         return self.values == (1.0,)
 
     def assign(self, clients: int, seed: int) -> np.ndarray:
-        """The capacity of every client: dealt randomly, shares kept as closely as can be."""
+        """The capacity of every client: as the file says, or dealt randomly with shares kept as
+        closely as can be."""
+        if self.each is not None:
+            if len(self.each) != clients:
+                raise FedloomError(
+                    f"The file of capacities has {len(self.each)} clients, the run {clients}."
+                )
+            return np.array(self.each)
         edges = np.rint(np.cumsum(self.shares) * clients).astype(int)
         counts = np.diff(edges, prepend=0)
         return stream(seed, "capacities").permutation(np.repeat(self.values, counts))

@@ -26,7 +26,7 @@ def make_config(
     definition fixes can't be set otherwise, except (`lenient`) in a comparison, where the same
     settings go to several methods and each takes what concerns it.
     """
-    given = merge(_preset(method, settings.get("preset")), settings)
+    given = merge(method.defaults, _preset(method, settings.get("preset")), settings)
     params = given.pop("params", None) or {}
     if not isinstance(params, Mapping):
         raise FedloomError(f"params={params!r} is not valid: give options of the method by name.")

@@ -96,6 +96,26 @@ class Result:
         rows = [{**r["profile"], "score": r.get("eval_seconds", 0.0)} for r in self.records]
         return pd.DataFrame(rows, index=[r["round"] for r in self.records]).fillna(0.0)
 
+    @property
+    def devices(self) -> pd.DataFrame:
+        """What devices of each capacity paid per round that they took part in (`clients` counts
+        those), and how well the model does on their data; empty where all can do everything."""
+        rounds = [record["devices"] for record in self.records if "devices" in record]
+        scores: dict[str, Any] = next((r["clients"]["groups"] for r in reversed(self.records)
+                       if "groups" in r.get("clients", {})), {})  # fmt: skip
+        rows = {}
+        for capacity in sorted({c for found in rounds for c in found}, key=float, reverse=True):
+            there = [found[capacity] for found in rounds if capacity in found]
+            counts = np.array([t["clients"] for t in there])
+            names = [name for name in there[0] if name != "clients"]
+            means = {n: float(np.average([t[n] for t in there], weights=counts)) for n in names}
+            score = scores.get(capacity, {})
+            found = {k: score[k] for k in ("micro", "macro", "std") if k in score}
+            rows[float(capacity)] = {"clients": int(counts.sum()), **means, **found}
+        table = pd.DataFrame.from_dict(rows, orient="index")
+        table.index.name = "capacity"
+        return table
+
     def model(self, client: int | None = None, factory: Factory | None = None) -> nn.Module:
         """The trained model as a plain `nn.Module`: the shared one, or a client's own.
 
@@ -225,7 +245,7 @@ _COST = {
 }  # fmt: skip
 
 
-_NESTED = {"profile", "mix"}
+_NESTED = {"profile", "mix", "devices"}
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,8 @@ class Runner:
         mixed = method.mix.combine(gathering)
         state.recall(clients, trained.rows, trained.indexes)
         state.apply(mixed, clients, rows)
-        up, down = self._bytes(mixed.traffic or method.mix.traffic(gathering), t)
+        traffic = mixed.traffic or method.mix.traffic(gathering)
+        up, down = self._bytes(traffic, t)
         seen = max(int(trained.samples.sum()), 1)
         ended = time.perf_counter()
         record = {
@@ -133,7 +134,28 @@ class Runner:
             "seconds": time.perf_counter() - started,
             "profile": {**trained.seconds, "mix": ended - returned},
         }
+        if not (x.capacities == 1).all():
+            record["devices"] = self._devices(clients, trained, traffic)
         return {**record, "mix": dict(mixed.report)} if mixed.report else record
+
+    def _devices(
+        self, clients: np.ndarray, trained: Trained, traffic: Traffic
+    ) -> dict[str, dict[str, float]]:
+        """What devices of each capacity paid in this round, in the mean."""
+        each = self.experiment.layout.bytes
+        columns = {
+            "parameters": np.array([row.numel() for row in trained.rows]),
+            "macs": trained.macs,
+            "memory": trained.memory,
+            "bytes_up": np.asarray(traffic.up) * each,
+            "bytes_down": np.asarray(traffic.down) * each,
+        }
+        mine, out = self.experiment.capacities[clients], {}
+        for capacity in np.unique(mine)[::-1]:
+            there = mine == capacity
+            means = {name: float(values[there].mean()) for name, values in columns.items()}
+            out[f"{capacity:g}"] = {"clients": int(there.sum()), **means}
+        return out
 
     def evaluate(self, t: int) -> dict[str, Any]:
         """Score the common test set and every client's own; store the per-client table."""

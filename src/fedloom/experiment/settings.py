@@ -56,7 +56,8 @@ class Config(BaseModel):
     capacities: str = Field(
         "1",
         description="share of the model that clients can train: 1:0.2,0.5:0.8 is a fifth with all "
-        "of it and the rest with half; for methods with sub-models",
+        "of it and the rest with half; low-quality | high-quality | rho:SHARE,STRONG,WEAK | "
+        "FILE.csv; for methods with sub-models",
     )
     public: str = Field(
         "none",

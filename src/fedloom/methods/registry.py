@@ -25,7 +25,8 @@ class MethodOptions(BaseModel):
     """Base of every method: its options are its fields.
 
     `fixed` are settings of a run that the method's definition decides (FedSGD's one full batch);
-    a run that asks for something else is refused. `presets` are settings and options under a name
+    a run that asks for something else is refused. `defaults` are settings that start out otherwise
+    for this method. `presets` are settings and options under a name
     (`--preset`), over which what a run gives itself counts.
     """
 
@@ -35,6 +36,7 @@ class MethodOptions(BaseModel):
     family: ClassVar[str]
     source: ClassVar[str]
     fixed: ClassVar[Mapping[str, Any]] = {}
+    defaults: ClassVar[Preset] = {}
     presets: ClassVar[Mapping[str, Preset]] = {}
 
     @abstractmethod

@@ -157,7 +157,8 @@ class FedDSE(_Width):
 
 
 class _FedGSE(_Width):
-    presets = _presets(HIGH, public="share:0.01")
+    defaults: ClassVar[Preset] = {"public": "share:0.01"}
+    presets = _presets(HIGH)
     labels: ClassVar[Literal["spl", "csl"]]
 
     samples: int = Field(128, ge=1, description="similar public samples for the gradients")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,3 +37,82 @@ class _Counter(TorchDispatchMode):
         if formula is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=out)
         return out
+
+
+def forward_macs(module: nn.Module, shape: tuple[int, int, int]) -> int:
+    """Multiply-accumulates of one sample's forward pass."""
+    parameter = next(module.parameters())
+    x = torch.zeros((1, *shape), dtype=parameter.dtype, device=parameter.device)
+    training = module.training
+    with torch.no_grad(), _Counter() as counter:
+        module.eval()(x)
+    module.train(training)
+    return counter.flops // 2
+
+
+def saved_bytes(module: nn.Module, shape: tuple[int, int, int]) -> int:
+    """What the backward pass needs of one sample's forward pass: activations, without weights."""
+    samples = 2  # batch norm needs more than one
+    parameter = next(module.parameters())
+    x = torch.zeros((samples, *shape), dtype=parameter.dtype, device=parameter.device)
+    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    sizes: dict[int, int] = {}
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), torch.enable_grad():
+        out = module.train()(x)
+    del out
+    return sum(sizes.values()) // samples
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """A layer with weights: what it gives for one sample, and what that costs."""
+
+    name: str
+    kind: str
+    output: tuple[int, ...]
+    parameters: int
+    macs: int
+
+
+def layer_costs(module: nn.Module, shape: tuple[int, int, int]) -> list[LayerCost]:
+    """Every layer that has weights of its own, in the order in which a forward pass meets them."""
+    found: list[LayerCost] = []
+    before: list[int] = []
+    parameter = next(module.parameters())
+    x = torch.zeros((1, *shape), dtype=parameter.dtype, device=parameter.device)
+    counter = _Counter()
+
+    def enter(*_: Any) -> None:
+        before.append(counter.flops)
+
+    def leave(name: str) -> Callable[..., None]:
+        def note(layer: nn.Module, _: Any, output: torch.Tensor) -> None:
+            own = sum(p.numel() for p in layer.parameters(recurse=False))
+            kind, size = type(layer).__name__, tuple(output.shape[1:])
+            found.append(LayerCost(name, kind, size, own, (counter.flops - before.pop()) // 2))
+
+        return note
+
+    hooks = []
+    for name, layer in module.named_modules():
+        if next(layer.parameters(recurse=False), None) is not None:
+            hooks += [
+                layer.register_forward_pre_hook(enter),
+                layer.register_forward_hook(leave(name)),
+            ]
+    training = module.training
+    try:
+        with torch.no_grad(), counter:
+            module.eval()(x)
+    finally:
+        module.train(training)
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -185,11 +185,28 @@ def print_result(result: Result, details: bool = False) -> None:
             f"{amount(done['macs'], 'MAC')}, {done['seconds']:.1f} s training, "
             f"{done['eval_seconds']:.1f} s scoring, peak memory {amount(done['peak_memory'])}"
         )
+    _print_devices(result)
     if config.get("public", "none") != "none" and result.store.has_checkpoint():
         out.print(f"Public set: {result.public}")
     if details:
         _print_details(result)
     out.print(f"Run: {result.path}")
+
+
+def _print_devices(result: Result) -> None:
+    """What each kind of device paid for what it got."""
+    table = result.devices
+    if table.empty:
+        return
+    heads = ("capacity", "took part", "parameters", "MACs a round", "memory", "up", "down",
+             "own test data")  # fmt: skip
+    rows = [
+        [f"{capacity:g}", f"{row['clients']:.0f}", f"{row['parameters']:,.0f}",
+         amount(row["macs"], "MAC"), amount(row["memory"]), amount(row["bytes_up"]),
+         amount(row["bytes_down"]), percent(row.get("micro"))]
+        for capacity, row in table.iterrows()
+    ]  # fmt: skip
+    out.print(_table(heads, rows))
 
 
 def print_profile(result: Result) -> None:
@@ -368,3 +385,37 @@ def print_partition(dataset: Dataset, parts: Partition, spec: str) -> None:
 
 def _spread(summary: Mapping[str, Any], name: str, measures: Sequence[str]) -> str:
     return ", ".join(f"{m} {summary[f'{name}_{m}']:.4g}" for m in measures)
+
+
+def print_models(known: Mapping[str, str]) -> None:
+    out.print(_table(("model", "what"), [[name, what] for name, what in known.items()], left=2))
+
+
+def print_blueprint(
+    name: str, shape: tuple[int, int, int], capacity: float, batch: int, found: Blueprint
+) -> None:
+    kept = {layer: f"{k} of {n}" for layer, k, n in found.groups}
+    rows = [
+        [layer.name, layer.kind, kept.get(layer.name, ""), "×".join(map(str, layer.output)),
+         f"{layer.parameters:,}", amount(layer.macs, "MAC")]
+        for layer in found.layers
+    ]  # fmt: skip
+    out.print(f"{name} for images of {'×'.join(map(str, shape))}, capacity {capacity:g}")
+    heads = ("layer", "kind", "channels kept", "output", "parameters", "forward")
+    out.print(_table(heads, rows, left=2))
+    whole, part = found.whole, found.part
+    totals = [
+        ["parameters", f"{part.parameters:,}", f"{whole.parameters:,}",
+         _share(part.parameters, whole.parameters)],
+        ["MACs of a sample, forward", amount(part.forward, "MAC"), amount(whole.forward, "MAC"),
+         _share(part.forward, whole.forward)],
+        ["MACs of a sample, training", amount(part.training, "MAC"), amount(whole.training, "MAC"),
+         _share(part.training, whole.training)],
+        [f"memory of a training step, batch {batch}", amount(part.memory), amount(whole.memory),
+         _share(part.memory, whole.memory)],
+    ]  # fmt: skip
+    out.print(_table(("", "this", "whole model", "share"), totals))
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / max(whole, 1):.1f} %"

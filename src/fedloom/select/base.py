@@ -70,15 +70,17 @@ class Selection:
     shape: Hashable
     build: Callable[[], nn.Module]
     channels: Channels | None = None
+    samples: int = 0  # that the client ran through the whole model to choose
 
 
 class Select:
     """Which part a client trains.
 
     `sees_data`: it chooses on the client, from the whole model. `sees_public`: it chooses on the
-    server, by the public set (`labelled`: one with labels). `recalls`: it wants what the client last sent, which the server then
-    keeps. `cuts`: it chooses among the model's channels. `nested`: a smaller choice is always part
-    of a larger one. `model_options` are what it needs the model to be built with.
+    server, by the public set (`labelled`: one with labels). `recalls`: it wants what the client
+    last sent, which the server then keeps. `cuts`: it chooses among the model's channels. `nested`:
+    a smaller choice is always part of a larger one. `model_options` are what it needs the model to
+    be built with.
     """
 
     sees_data: bool = False

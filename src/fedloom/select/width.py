@@ -48,7 +48,12 @@ class Width(Select):
             shape=(*counts, scale),
             build=partial(channels.build, counts, scale),
             channels=channels.narrow(counts) if self.nested else None,
+            samples=self.looked_at(ask),
         )
+
+    def looked_at(self, ask: Ask) -> int:
+        """How many samples the client ran through the whole model."""
+        return 0
 
     def narrowed(self, channels: Channels, width: float) -> tuple[tuple[int, ...], float]:
         return channels.counts(width, self.rounding), 1 / width if self.scaler else 1.0
@@ -120,16 +125,21 @@ class ByActivation(Width):
 
     def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
         assert ask.data is not None
-        batch = ask.data("train")
-        if self.samples is not None and len(batch.y) > self.samples:
-            some = ask.stream("inference").permutation(len(batch.y))[: self.samples]
-            batch = Batch(batch.x[torch.from_numpy(some)], batch.y[torch.from_numpy(some)])
-        found = activations(ask.load(), channels, batch.x)
+        x = ask.data("train").x
+        if self.samples is not None and len(x) > self.samples:
+            some = ask.stream("inference").permutation(len(x))[: self.samples]
+            x = x[torch.from_numpy(some).to(x.device)]
+        found = activations(ask.load(), channels, x)
         rng = ask.stream("channels")
         return [
             _largest(np.abs(h), k) if self.temperature == 0 else draw(h / self.temperature, k, rng)
             for h, k in zip(found, counts, strict=True)
         ]
+
+    def looked_at(self, ask: Ask) -> int:
+        assert ask.data is not None
+        size = len(ask.data("train").y)
+        return size if self.samples is None else min(size, self.samples)
 
 
 @dataclass(frozen=True)

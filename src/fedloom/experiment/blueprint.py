@@ -1,0 +1,75 @@
+"""What a model is made of and what it costs, whole or cut to a capacity, before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fedloom.errors import FedloomError
+from fedloom.experiment.plugins import model_factory
+from fedloom.models import build
+from fedloom.models.counts import LayerCost, forward_macs, layer_costs, saved_bytes, training_macs
+from fedloom.select import Channels, Ordered, Prefix
+
+_COPIES = 2  # of the weights in a training step: themselves and their gradients
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one model costs: values, multiply-accumulates of a sample, bytes of a training step."""
+
+    parameters: int
+    forward: int
+    training: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model, or its sub-model of some capacity, layer by layer."""
+
+    layers: list[LayerCost]
+    whole: Costs
+    part: Costs
+    groups: list[tuple[str, int, int]]  # of channels: the layer that makes them, kept, of how many
+
+
+def blueprint(
+    name: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    capacity: float = 1.0,
+    batch: int = 32,
+    options: Mapping[str, Any] | None = None,
+) -> Blueprint:
+    """Build the model and cut it: by width, or, with the option `exits`, by depth."""
+    if not 0 < capacity <= 1:
+        raise FedloomError(f"A capacity is above 0 and at most 1, not {capacity:g}.")
+    module = build(model_factory(name), shape, classes, options=options)
+    part, groups = module, []
+    if (options or {}).get("exits"):
+        select = Prefix()
+        select.check(module, shape, capacity)
+        part = module.prefix(select.depth(module, capacity))  # type: ignore[operator, arg-type]
+    else:
+        Ordered().check(module, shape, capacity)
+        channels = Channels.of(module, shape)
+        counts = channels.counts(capacity)
+        part = channels.build(counts)
+        groups = [(g.name, k, g.size) for g, k in zip(channels.groups, counts, strict=True)]
+    whole, smaller = (_costs(m, shape, batch) for m in (module, part))
+    return Blueprint(layer_costs(part, shape), whole, smaller, groups)
+
+
+def _costs(module: nn.Module, shape: tuple[int, int, int], batch: int) -> Costs:
+    parameters = sum(p.numel() for p in module.parameters())
+    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    return Costs(
+        parameters,
+        forward_macs(module, shape),
+        training_macs(module, shape),
+        _COPIES * weights + batch * saved_bytes(module, shape),
+    )
