@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from fedloom.layout import Layout
-from fedloom.models.norm import has_static_norm, measuring
+from fedloom.models.norm import settle
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,4 @@ class Loaded:
     def __iter__(self) -> Iterator[nn.Module]:
         module, x = self.probe.module, self.probe.x
         for row in self.rows:
-            self.probe.layout.load(module, row)
-            if has_static_norm(module):
-                module.train()
-                with measuring(module), torch.no_grad():
-                    module(x)
-            yield module.eval()
+            yield settle(self.probe.layout.load(module, row), [x])

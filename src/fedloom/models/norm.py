@@ -7,9 +7,10 @@ needs no statistics; `none` leaves the layer out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from fedloom.errors import unknown
@@ -21,10 +22,9 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
     """Batch norm whose statistics no training step touches; see `measuring`."""
 
     measure = False
-    by_batch = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.by_batch or (self.training and not self.measure):
+        if self.training and not self.measure:
             return nn.functional.batch_norm(
                 x, None, None, self.weight, self.bias, True, 0.0, self.eps
             )
@@ -69,20 +69,6 @@ def _static(module: nn.Module) -> list[StaticBatchNorm2d]:
 
 
 @contextmanager
-def by_batch(module: nn.Module) -> Iterator[None]:
-    """Inside, static norms go by the statistics of the batch in evaluation mode too: between two
-    rounds they have no others."""
-    layers = _static(module)
-    for layer in layers:
-        layer.by_batch = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.by_batch = False
-
-
-@contextmanager
 def measuring(module: nn.Module) -> Iterator[None]:
     """Inside, forward passes in training mode gather the static statistics afresh."""
     layers = _static(module)
@@ -94,3 +80,13 @@ def measuring(module: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.measure = False
+
+
+def settle(module: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
+    """Ready to be looked at: in evaluation mode, static norms measured on these images."""
+    if has_static_norm(module):
+        module.train()
+        with measuring(module), torch.no_grad():
+            for x in batches:
+                module(x)
+    return module.eval()

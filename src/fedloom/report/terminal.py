@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from fedloom.data.dataset import Dataset
     from fedloom.data.partition import Partition
+    from fedloom.experiment.blueprint import Blueprint
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
     from fedloom.experiment.study import Study

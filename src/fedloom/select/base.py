@@ -56,9 +56,8 @@ class Ask:
     last: Last | None = None
 
     def load(self) -> nn.Module:
-        """The client's whole model, ready for a look at it: not to be trained."""
-        self.layout.load(self.module, self.row)
-        return self.module.eval()
+        """The client's whole model, to look at and not to train."""
+        return self.layout.load(self.module, self.row)
 
 
 @dataclass(frozen=True)

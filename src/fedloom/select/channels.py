@@ -219,7 +219,8 @@ def _tell_sizes(layer: nn.Module, depthwise: bool) -> None:
     """Make the layer's own numbers those of its tensors."""
     if isinstance(layer, _CONVOLUTIONS):
         first, second = layer.weight.shape[:2]
-        layer.groups = first if depthwise else layer.groups
+        if depthwise:  # so many outputs for each channel as before
+            layer.groups = first // (layer.out_channels // layer.groups)
         if isinstance(layer, _TRANSPOSED):
             first, second = second, first
             layer.out_channels, layer.in_channels = first * layer.groups, second

@@ -2,7 +2,7 @@
 
 The activation of a channel is what the layers that read it are given, so behind its norm,
 non-linearity and pooling. Channels that several layers read, as behind residual additions, get the
-mean of what those say.
+mean of what those say. Static norms are measured on the same data first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.local.rule import Batch
-from fedloom.models.norm import by_batch
+from fedloom.models.norm import settle
 from fedloom.select.channels import Channels, Dim
 
 _AT_ONCE = 256
@@ -26,7 +26,8 @@ _AT_ONCE = 256
 def activations(module: nn.Module, channels: Channels, x: Tensor) -> list[np.ndarray]:
     """h_i of every group: the mean over samples and, for maps, positions."""
     sums = [torch.zeros(n, dtype=torch.float64) for n in channels.sizes]
-    with torch.no_grad(), by_batch(module), _inputs(module, channels) as given:
+    settle(module, x.split(_AT_ONCE))
+    with torch.no_grad(), _inputs(module, channels) as given:
         for some in x.split(_AT_ONCE):
             module(some)
             for g, group in enumerate(channels.groups):
@@ -39,7 +40,8 @@ def activations(module: nn.Module, channels: Channels, x: Tensor) -> list[np.nda
 def gradients(module: nn.Module, channels: Channels, batch: Batch) -> list[np.ndarray]:
     """g_i of every group: Σ over positions of |Σ over samples of ∂L/∂h_i| (S2 Algorithm 4.4)."""
     sums: list[dict[str, Tensor]] = [{} for _ in channels.groups]
-    with torch.enable_grad(), by_batch(module), _inputs(module, channels) as given:
+    settle(module, batch.x.split(_AT_ONCE))
+    with torch.enable_grad(), _inputs(module, channels) as given:
         for x, y in zip(batch.x.split(_AT_ONCE), batch.y.split(_AT_ONCE), strict=True):
             loss = F.cross_entropy(module(x), y, reduction="sum") / len(batch.y)
             layers = list(given)

@@ -136,7 +136,8 @@ class _Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        tensors = [a for a in args if isinstance(a, Tensor)]
+        flat = (b for a in args for b in (a if isinstance(a, list | tuple) else (a,)))
+        tensors = [a for a in flat if isinstance(a, Tensor)]
         first = out[0] if isinstance(out, tuple | list) and out else out
         if not isinstance(first, Tensor) or not tensors:
             return out

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.local.rule import Batch
-from fedloom.models.norm import by_batch
+from fedloom.models.norm import settle
 from fedloom.select.base import Ask, Select, Selection
 from fedloom.select.channels import Channels
 from fedloom.select.scores import activations, gradients
@@ -188,8 +188,8 @@ class ByGradient(Width):
             kept = channels.kept(ask.layout, ask.last.index)
             module = channels.build([len(k) for k in kept])
             Layout.of(module, ask.layout.extras).load(module, ask.last.row)
-        module.eval()
-        with torch.no_grad(), by_batch(module):
+        settle(module, x.split(256))
+        with torch.no_grad():
             return torch.cat([module(some) for some in x.split(256)]).argmax(-1)
 
 

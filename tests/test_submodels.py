@@ -1,0 +1,630 @@
+"""Sub-models: what belongs together is chosen together, smaller nets are really smaller, and with
+everyone at full capacity nothing is left of it all."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedloom
+from fedloom.errors import FedloomError
+from fedloom.experiment.blueprint import blueprint
+from fedloom.experiment.capacities import Capacities
+from fedloom.layout import Layout
+from fedloom.local import Batch, MaskedSGD, OrderedDropout, SelfDistillation
+from fedloom.local.distil import divergence
+from fedloom.method import Method
+from fedloom.mix import Coverage, Gathering
+from fedloom.models import build
+from fedloom.models.exits import Exits
+from fedloom.models.norm import settle
+from fedloom.select import (
+    Ask,
+    ByActivation,
+    ByGradient,
+    Channels,
+    Last,
+    Ordered,
+    Prefix,
+    Public,
+    Random,
+    Rolling,
+    Whole,
+)
+from fedloom.select.scores import activations, gradients
+from fedloom.select.width import draw
+from fedloom.streams import stream
+
+SHAPE = (3, 16, 16)
+MODELS = {
+    "mlp": {"hidden": [12, 8]},
+    "lenet": {},
+    "conv4": {"channels": [8, 8, 16, 16]},
+    "resnet18": {"width": 8},
+}
+WIDTH_METHODS = ("heterofl", "federated-dropout", "fedrolex", "feddse", "fedgse-spl", "fedgse-csl")
+
+
+def a_model(name, **more):
+    return build(name, SHAPE, 5, options={**MODELS[name], **more})
+
+
+def ask_for(module, capacity, *, t=1, client=0, x=None, public=None, last=None):
+    layout = Layout.of(module)
+    batch = None if x is None else Batch(x, torch.zeros(len(x), dtype=torch.int64))
+    return Ask(
+        round=t, client=client, capacity=capacity, layout=layout, row=layout.flatten(module),
+        module=module, stream=lambda *names: stream(0, *names, t, client),
+        data=None if batch is None else lambda part: batch,
+        channels=Channels.of(module, SHAPE), public=public, last=last,
+    )  # fmt: skip
+
+
+def some_choices(module, capacity=0.5):
+    """One selection of every width selector."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(12, *SHAPE, generator=g)
+    y = torch.randint(0, 5, (12,), generator=g)
+    public = Public(x, y)
+    for select in (Ordered(), Random(), Rolling(), ByActivation(), ByActivation(temperature=1.0),
+                   ByGradient(labels="spl"), ByGradient(labels="csl")):  # fmt: skip
+        yield select, select.choose(ask_for(module, capacity, t=5, x=x, public=public))
+
+
+# -- channel groups -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sub_model_is_the_full_model_with_the_other_channels_zeroed(name):
+    module = a_model(name)
+    layout = Layout.of(module)
+    row = layout.flatten(module)
+    x = torch.randn(6, *SHAPE)
+    for _select, chosen in some_choices(module):
+        zeroed = torch.zeros_like(row)
+        zeroed[chosen.index] = row[chosen.index]
+        for e in layout.entries:  # a channel of zeros stays one behind its norm
+            if e.name.endswith("running_var"):
+                e.view(zeroed).fill_(1.0)
+        full = layout.load(a_model(name), zeroed).eval()
+        small = chosen.build()
+        Layout.of(small).load(small, row[chosen.index]).eval()
+        torch.testing.assert_close(small.eval()(x), full(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scatter_of_a_gather_is_the_identity(name):
+    module = a_model(name)
+    layout = Layout.of(module)
+    row = layout.flatten(module)
+    for select, chosen in some_choices(module):
+        assert (chosen.index.diff() > 0).all(), select
+        back = row.clone()
+        back[chosen.index] = row[chosen.index]
+        assert torch.equal(back, row)
+        small = chosen.build()
+        sub = Layout.of(small)
+        assert sub.size == len(chosen.index)
+        for whole, part in zip(layout.entries, sub.entries, strict=True):
+            assert whole.name == part.name
+            values = set(whole.view(row).flatten().tolist())
+            assert set(part.view(row[chosen.index]).flatten().tolist()) <= values
+
+
+def test_the_channels_of_a_sub_model_can_be_read_off_its_columns():
+    module = a_model("resnet18")
+    channels, layout = Channels.of(module, SHAPE), Layout.of(module)
+    rng = np.random.default_rng(0)
+    keep = [np.sort(rng.choice(m, 3, replace=False)) for m in channels.sizes]
+    for mine, read in zip(keep, channels.kept(layout, channels.index(layout, keep)), strict=True):
+        assert mine.tolist() == read.tolist()
+
+
+def test_residual_additions_tie_the_channels_of_a_stage():
+    names = {g.name: [layer for layer, _ in g.readers] for g in
+             Channels.of(a_model("resnet18"), SHAPE).groups}  # fmt: skip
+    assert set(names["conv"]) >= {"layer1.0.conv1", "layer1.1.conv1", "layer2.0.shortcut.0"}
+    assert "layer1.0.conv2" not in names  # it makes the stem's channels, no new ones
+    assert names["layer1.0.conv1"] == ["layer1.0.conv2"]
+
+
+class Own(nn.Module):
+    """Depthwise, grouped and plain convolutions, group and layer norm, reshapes: a user's model."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.stem = nn.Conv2d(shape[0], 8, 3, padding=1)
+        self.depthwise = nn.Conv2d(8, 16, 3, padding=1, groups=8)
+        self.point = nn.Conv2d(16, 8, 1)
+        self.grouped = nn.Conv2d(8, 12, 3, padding=1, groups=2)
+        self.norm = nn.GroupNorm(2, 12)
+        self.fc = nn.Linear(12 * 4, 10)
+        self.last = nn.LayerNorm(10)
+        self.out = nn.Linear(10, classes)
+
+    def forward(self, x):
+        x = F.relu(self.stem(x))
+        x = x + self.point(F.gelu(self.depthwise(x)))
+        x = F.silu(self.norm(self.grouped(x)))
+        x = F.adaptive_avg_pool2d(x, 2)
+        return self.out(self.last(F.relu(self.fc(x.reshape(x.size(0), -1)))))
+
+
+def test_depthwise_and_grouped_convolutions_of_a_users_model_are_cut():
+    module = Own(SHAPE, 5)
+    channels = Channels.of(module, SHAPE)
+    sizes = {g.name: g.size for g in channels.groups}
+    assert sizes == {"stem": 4, "grouped": 6, "fc": 10}  # both halves of the groups alike
+    small = channels.build(channels.counts(0.5))
+    assert small.stem.weight.shape[0] == small.depthwise.groups == 4
+    assert small.depthwise.weight.shape == (8, 1, 3, 3)
+    assert small.grouped.weight.shape == (6, 2, 3, 3)
+    assert small.grouped.groups == 2
+    assert small.fc.in_features == 6 * 4
+    assert small.last.normalized_shape == (5,)
+    layout, index = Layout.of(module), channels.index(Layout.of(module), [
+        np.array([1, 3]), np.array([0, 2, 5]), np.arange(5)])  # fmt: skip
+    Layout.of(small).load(small, layout.flatten(module)[index])
+    assert torch.equal(small.stem.weight, module.stem.weight[[1, 3, 5, 7]])
+    assert torch.equal(small.depthwise.weight[:2], module.depthwise.weight[2:4])
+    assert small(torch.zeros(2, *SHAPE)).shape == (2, 5)
+
+
+class Mixed(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(shape[0], 4, 3), nn.Conv2d(shape[0], 4, 3)
+        self.join = nn.Identity()
+        self.out = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.out(self.join(torch.cat([self.a(x), self.b(x)], 1)).mean((2, 3)))
+
+
+class Fixed(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], 4, 3, padding=1)
+        self.out = nn.Linear(4 * 16 * 16, classes)
+
+    def forward(self, x):
+        return self.out(F.relu(self.conv(x)).view(-1, 4 * 16 * 16))
+
+
+class Attention(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], 8, 8, 8)
+        self.look = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.out = nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        return self.out(self.look(x, x, x, need_weights=False)[0].mean(1))
+
+
+def test_what_can_not_be_cut_is_refused_by_the_layers_name():
+    with pytest.raises(FedloomError, match=r"Mixed can't be cut.*forward.*'cat'"):
+        Channels.of(Mixed(SHAPE, 5), SHAPE)
+    with pytest.raises(FedloomError, match=r"Attention can't be cut.*layer 'look'"):
+        Channels.of(Attention(SHAPE, 5), SHAPE)
+    with pytest.raises(FedloomError, match=r"x\.flatten"):
+        Ordered().check(Fixed(SHAPE, 5), SHAPE, 0.5)
+    with pytest.raises(FedloomError, match="no hidden channels"):
+        Channels.of(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), SHAPE)
+
+
+def test_a_model_that_can_not_be_cut_is_refused_before_any_work(quick):
+    with pytest.raises(FedloomError, match="can't be cut"):
+        quick("heterofl", model=Mixed, capacities="0.5", data="synthetic")
+
+
+def test_rounding_is_up_or_down_and_keeps_one():
+    channels = Channels.of(a_model("conv4", channels=[5, 10, 7, 3]), SHAPE)
+    assert channels.counts(0.5) == (3, 5, 4, 2)
+    assert channels.counts(0.5, "floor") == (2, 5, 3, 1)
+    assert channels.counts(0.01, "floor") == (1, 1, 1, 1)
+    assert channels.counts(0.2) == (1, 2, 2, 1)  # 0.2 · 5 is 1, not 1.0000000000000002
+
+
+# -- selectors ------------------------------------------------------------------------------------
+
+
+def kept(select, module, capacity, **more):
+    ask = ask_for(module, capacity, **more)
+    return ask.channels.kept(ask.layout, select.choose(ask).index)
+
+
+def test_ordered_rolling_and_random_choices():
+    module = a_model("mlp")
+    assert [k.tolist() for k in kept(Ordered(), module, 0.25)] == [[0, 1, 2], [0, 1]]
+    assert [k.tolist() for k in kept(Rolling(), module, 0.25, t=1)] == [[0, 1, 2], [0, 1]]
+    assert [k.tolist() for k in kept(Rolling(), module, 0.25, t=12)] == [[0, 1, 11], [3, 4]]
+    one, two = (kept(Random(), module, 0.25, t=3, client=c) for c in (0, 1))
+    again = kept(Random(), module, 0.25, t=3, client=0)
+    assert [k.tolist() for k in one] == [k.tolist() for k in again]
+    assert any(a.tolist() != b.tolist() for a, b in zip(one, two, strict=True))
+
+
+def test_fedrolex_covers_every_channel_equally_over_a_cycle():
+    module = a_model("mlp", hidden=[12, 6])
+    seen = [np.zeros(12), np.zeros(6)]
+    for t in range(1, 13):  # a multiple of both sizes
+        for count, chosen in zip(seen, kept(Rolling(), module, 0.25, t=t), strict=True):
+            count[chosen] += 1
+    assert (seen[0] == 3).all()
+    assert (seen[1] == 4).all()
+
+
+def test_activations_are_means_over_samples_and_positions():
+    module = a_model("lenet").eval()
+    channels = Channels.of(module, SHAPE)
+    x = torch.randn(300, *SHAPE)
+    found = activations(module, channels, x)
+    first = F.relu(F.max_pool2d(module.conv1(x), 2))
+    second = F.relu(F.max_pool2d(module.conv2(first), 2))
+    np.testing.assert_allclose(found[0], first.mean((0, 2, 3)).detach(), rtol=1e-4)
+    np.testing.assert_allclose(found[1], second.mean((0, 2, 3)).detach(), rtol=1e-4)
+    hidden = F.relu(module.fc1(second.flatten(1)))
+    np.testing.assert_allclose(found[2], hidden.mean(0).detach(), rtol=1e-4)
+
+
+def test_without_temperature_the_most_active_channels_are_taken():
+    module = a_model("mlp")
+    x = torch.rand(20, *SHAPE)
+    h = activations(module, Channels.of(module, SHAPE), x)
+    chosen = kept(ByActivation(), module, 0.5, x=x)
+    for scores, mine in zip(h, chosen, strict=True):
+        assert set(mine) == set(np.argsort(-np.abs(scores))[: len(mine)])
+
+
+def test_a_high_temperature_is_uniform_and_a_low_one_takes_the_largest():
+    scores, rng = np.array([3.0, 2.0, 1.0, 0.0]), np.random.default_rng(0)
+    draws = [draw(scores / 1e9, 2, rng) for _ in range(4000)]
+    counts = np.bincount(np.concatenate(draws), minlength=4)
+    assert np.abs(counts / 8000 - 0.25).max() < 0.02
+    assert {tuple(sorted(draw(scores / 1e-3, 2, rng))) for _ in range(100)} == {(0, 1)}
+    first = np.bincount([draw(scores, 1, rng)[0] for _ in range(20000)], minlength=4) / 20000
+    np.testing.assert_allclose(first, np.exp(scores) / np.exp(scores).sum(), atol=0.015)
+
+
+def test_gradients_of_channels_by_hand():
+    """Σ over positions of |Σ over samples|: signs cancel over samples, not over positions."""
+    module = a_model("lenet").eval()
+    channels = Channels.of(module, SHAPE)
+    x, y = torch.randn(9, *SHAPE), torch.randint(0, 5, (9,))
+    found = gradients(module, channels, Batch(x, y))
+    h = F.relu(F.max_pool2d(module.conv1(x), 2)).detach().requires_grad_()
+    z = F.relu(F.max_pool2d(module.conv2(h), 2))
+    z = F.relu(module.fc2(F.relu(module.fc1(z.flatten(1)))))
+    F.cross_entropy(module.out(z), y).backward()
+    np.testing.assert_allclose(found[0], h.grad.sum(0).abs().sum((1, 2)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fedgse_leaves_the_smallest_gradient_out(seed):
+    """Theorem 1: among sub-models of one shape, Σ|g − g_sub| is smallest for FedGSE's."""
+    torch.manual_seed(seed)
+    module = a_model("conv4")
+    x, y = torch.randn(40, *SHAPE), torch.randint(0, 5, (40,))
+    channels = Channels.of(module, SHAPE)
+    select = ByGradient(labels="spl", samples=40)
+    ask = ask_for(module, 0.25, t=3 + seed, x=x, public=Public(x, y))
+    g = gradients(ask.load(), channels, select.similar(ask, channels))
+
+    def gap(select):
+        mine = channels.kept(ask.layout, select.choose(ask).index)
+        return sum(scores.sum() - scores[k].sum() for scores, k in zip(g, mine, strict=True))
+
+    others = [gap(s) for s in (Ordered(), Random(), Rolling(), ByActivation())]
+    assert gap(select) <= min(others) + 1e-9
+
+
+def test_similar_samples_are_those_that_the_last_sub_model_gets_right():
+    module = a_model("mlp")
+    x, y = torch.randn(60, *SHAPE), torch.randint(0, 5, (60,))
+    ask = ask_for(module, 0.5, public=Public(x, y))
+    spl, csl = ByGradient(labels="spl", samples=8), ByGradient(labels="csl", samples=8)
+    right = module(x).argmax(1) == y
+    taken = spl.similar(ask, ask.channels)
+    assert len(taken.y) == min(8, int(right.sum()))
+    assert (module(taken.x).argmax(1) == taken.y).all()  # no model yet: the global one stands in
+    labelled = csl.similar(ask, ask.channels)
+    assert torch.equal(labelled.y, module(labelled.x).argmax(1))
+    chosen = Ordered().choose(ask)
+    other = torch.randn(len(chosen.index))
+    last = Last(other, chosen.index)
+    small = chosen.build()
+    Layout.of(small).load(small, other)
+    again = csl.similar(ask_for(module, 0.5, public=Public(x, y), last=last), ask.channels)
+    assert torch.equal(again.y, small.eval()(again.x).argmax(1))
+
+
+def test_static_norms_are_measured_before_a_selector_looks():
+    module = a_model("conv4", norm="static")
+    x = torch.randn(64, *SHAPE)
+    found = settle(module, [x])(x)
+    torch.testing.assert_close(found, module.train()(x), atol=0.1, rtol=0.1)  # n, not n − 1
+    assert not torch.allclose(found, a_model("conv4", norm="static").eval()(x), atol=0.1, rtol=0.1)
+
+
+# -- rules ----------------------------------------------------------------------------------------
+
+
+class Logits:
+    """A net that gives logits made by hand."""
+
+    def __init__(self, wide, narrow=None):
+        self.wide, self.thin, self.narrower = wide, narrow, narrow is not None
+
+    def __call__(self, params, x):
+        return self.wide
+
+    def narrow(self, params, x):
+        return self.thin
+
+
+def test_masked_cross_entropy_on_hand_made_logits():
+    logits, y = torch.log(torch.tensor([[1.0, 2.0, 5.0]])), torch.tensor([1])
+    held = torch.tensor([True, True, False])
+    data = {"train": Batch(torch.zeros(1), y, held=held)}
+
+    def loss(mask):
+        return float(MaskedSGD(mask).objective(Logits(logits), {}, data))
+
+    assert loss("none") == pytest.approx(-np.log(2 / 8))
+    assert loss("inf") == pytest.approx(-np.log(2 / 3))
+    assert loss("zero") == pytest.approx(-np.log(2 / 4))  # e⁰ = 1 for the class that is not held
+
+
+def test_fjords_loss_on_hand_made_logits():
+    wide, narrow = torch.log(torch.tensor([[3.0, 1.0]])), torch.log(torch.tensor([[1.0, 1.0]]))
+    data = {"train": Batch(torch.zeros(1), torch.tensor([0]))}
+    rule = OrderedDropout(distil=0.25)
+    alone = float(rule.objective(Logits(wide), {}, data))
+    assert alone == pytest.approx(-np.log(0.75))
+    kl = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)
+    expected = -np.log(0.75) + 0.75 * -np.log(0.5) + 0.25 * kl
+    assert float(rule.objective(Logits(wide, narrow), {}, data)) == pytest.approx(expected)
+
+
+def test_the_widest_net_is_taught_by_labels_only():
+    wide, narrow = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    batch = Batch(torch.zeros(4), torch.tensor([0, 1, 2, 0]))
+    OrderedDropout(distil=1.0).objective(Logits(wide, narrow), {}, {"train": batch}).backward()
+    plain = F.cross_entropy(wide.detach().requires_grad_(), batch.y)
+    (alone,) = torch.autograd.grad(F.cross_entropy(wide, batch.y), wide)
+    assert torch.allclose(wide.grad, alone)
+    assert plain > 0
+
+
+def test_fjord_draws_widths_up_to_its_own():
+    rng = np.random.default_rng(0)
+    drawn = OrderedDropout().widths(500, 0.5, rng)
+    assert set(drawn) == {0.2, 0.4, 0.5}
+    assert set(OrderedDropout().widths(5, 0.1, rng)) == {0.1}
+
+
+def test_depthfls_loss_on_hand_made_logits():
+    exits = torch.log(torch.tensor([[[3.0, 1.0]], [[1.0, 1.0]], [[1.0, 3.0]]]))
+    data = {"train": Batch(torch.zeros(1), torch.tensor([0]))}
+    p = np.array([[0.75, 0.25], [0.5, 0.5], [0.25, 0.75]])
+    ce = -np.log(p[:, 0]).sum()
+    kl = sum((p[j] * np.log(p[j] / p[i])).sum() for i in range(3) for j in range(3) if i != j)
+    rule = SelfDistillation(weight=2.0, ramp=300)
+    for t, share in ((30, 0.1), (300, 1.0), (800, 1.0)):
+        loss = float(rule.at(t).objective(Logits(exits), {}, data))
+        assert loss == pytest.approx(ce + 2 * share / 2 * kl, rel=1e-5)
+    one = rule.at(300).objective(Logits(exits[:1]), {}, data)
+    assert float(one) == pytest.approx(-np.log(0.75))
+
+
+def test_distillation_under_a_mask_has_finite_gradients():
+    logits = torch.randn(4, 3, requires_grad=True)
+    held = torch.tensor([True, False, True])
+    masked = torch.where(held, logits, -torch.inf)
+    batch = Batch(torch.zeros(4), torch.tensor([0, 2, 0, 2]))
+    divergence(torch.where(held, torch.randn(4, 3), -torch.inf), masked, batch).backward()
+    assert torch.isfinite(logits.grad).all()
+    assert (logits.grad[:, 1] == 0).all()
+
+
+# -- prefixes of blocks ---------------------------------------------------------------------------
+
+
+def test_exits_answer_together_and_prefixes_are_models():
+    module = a_model("conv4", exits=True)
+    assert isinstance(module, Exits)
+    x = torch.randn(4, *SHAPE)
+    module.train()(x)  # moves the norms' statistics
+    every = torch.stack([e(b) for e, b in zip(module.eval().exits, _walk(module, x), strict=True)])
+    torch.testing.assert_close(module(x), every.mean(0))
+    two = module.prefix(2)
+    torch.testing.assert_close(two.eval()(x), every[:2].mean(0))
+    assert module.train()(x).shape == (4, 4, 5)
+    names = {n for n, _ in two.named_parameters()}
+    assert names < {n for n, _ in module.named_parameters()}
+
+
+def _walk(module, x):
+    for block in module.blocks:
+        x = block(x)
+        yield x
+
+
+def test_depth_goes_by_what_a_client_can_pay():
+    module = build("conv4", (1, 28, 28), 10, options={"exits": True})
+    sizes = [sum(p.numel() for p in module.prefix(d).parameters()) for d in range(1, 5)]
+    assert [Prefix().depth(module, r) for r in (1, 0.5, 0.25, 0.125)] == [4, 3, 2, 1]
+    assert sizes[2] <= 0.25 * sizes[3] < sizes[3]
+    assert [Prefix("blocks").depth(module, r) for r in (1, 0.5, 0.25, 0.1)] == [4, 2, 1, 1]
+
+
+def test_depthfl_without_distillation_at_full_capacity_sums_the_exits(quick):
+    result = quick("depthfl", model="conv4", distil=0.0, rounds=1,
+                   model_options={"channels": [4, 4, 4, 4]})  # fmt: skip
+    assert isinstance(result.model(), Exits)
+
+
+# -- mixing ---------------------------------------------------------------------------------------
+
+
+def gathering(rows, weights, indexes, old, **more):
+    layout = Layout.of(nn.Linear(2, 2))
+    return Gathering(
+        round=1, layout=layout, contacts=None, shared=old, clients=np.arange(len(rows)),
+        weights=np.array(weights, float), rows=rows, lr=0.1, stream=None, indexes=indexes, **more,
+    )  # fmt: skip
+
+
+def test_coverage_by_hand():
+    """Three clients on six columns: n = 1, 3 and 4; column 5 is trained by nobody."""
+    old = torch.arange(6.0)
+    rows = torch.stack([torch.full((6,), 10.0), torch.full((6,), 20.0), torch.full((6,), 40.0)])
+    indexes = (torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3]), torch.tensor([2, 4]))
+    g = gathering(rows, [1, 3, 4], indexes, old)
+    by_samples = Coverage().combine(g).shared
+    assert by_samples.tolist() == [10, 17.5, (10 + 60 + 160) / 8, 20, 40, 5]
+    equal = Coverage(weigh="equal").combine(g).shared
+    assert equal.tolist() == [10, 15, pytest.approx(70 / 3), 20, 40, 5]
+    voted = Coverage(weigh="equal", old_votes=True).combine(g).shared
+    assert voted.tolist() == [5, pytest.approx(31 / 3), 18, 11.5, 22, 5]
+
+
+def test_classifier_rows_count_only_from_those_who_hold_the_class():
+    old = torch.zeros(6)
+    rows = torch.stack([torch.full((6,), 10.0), torch.full((6,), 20.0)])
+    class_of = torch.tensor([0, 0, 1, 1, -1, -1])
+    holds = np.array([[True, False], [True, False]])
+    g = gathering(
+        rows, [1, 1], (None, torch.tensor([0, 2, 4])), old, holds=holds, class_of=class_of
+    )
+    assert Coverage(by_class=True).combine(g).shared.tolist() == [15, 10, 0, 0, 15, 10]
+
+
+def test_an_element_trained_by_nobody_keeps_its_value(quick, row):
+    result = quick("heterofl", capacities="0.25", rounds=2)
+    start = fedloom.models.build("mlp", (1, 8, 8), 10, options={"hidden": [16]})
+    before, after = start.hidden[0].weight, result.model().hidden[0].weight
+    assert torch.equal(before[4:], after[4:])
+    assert not torch.equal(before[:4], after[:4])
+
+
+# -- whole runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord"])
+def test_at_capacity_one_every_width_method_is_fedavg_to_the_bit(quick, row, name):
+    settings = {"engine": "serial", "rounds": 3, "public": "share:0.05"}
+    more = {"levels": [1.0]} if name == "fjord" else {}
+    plain = quick("fedavg", **settings)
+    assert torch.equal(row(quick(name, **settings, **more)), row(plain))
+
+
+@pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord", "depthfl"])
+def test_all_engines_give_the_same(quick, row, name):
+    settings = {"rounds": 3, "capacities": "1,0.5,0.25", "mask": "inf", "participation": 0.5,
+                "model": "conv4", "clients": 8, "momentum": 0.9,
+                "model_options": {"channels": [4, 4, 8, 8], "norm": "static"}}  # fmt: skip
+    if name != "depthfl":
+        settings["by_class"] = True
+    if name.startswith("fedgse"):
+        settings["public"] = "share:0.1"
+    serial = quick(name, engine="serial", **settings)
+    pool = quick(name, engine="processes", workers=2, **settings)
+    assert torch.equal(row(serial), row(pool))
+    stacked = quick(name, engine="stacked", workers=1, **settings)
+    torch.testing.assert_close(row(stacked), row(serial), atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord", "depthfl"])
+def test_a_resumed_run_is_the_uninterrupted_one(quick, row, name, tmp_path):
+    settings = {"capacities": "1,0.5,0.25", "clients": 6}
+    if name.startswith("fedgse"):
+        settings["public"] = "share:0.1"
+    whole = quick(name, rounds=4, **settings)
+    quick(name, rounds=2, out=tmp_path / "run", **settings)
+    resumed = quick(name, rounds=4, out=tmp_path / "run", resume=True, **settings)
+    assert torch.equal(row(resumed), row(whole))
+
+
+def test_devices_pay_for_what_they_train(quick):
+    result = quick("feddse", capacities="1,0.5,0.25", clients=6, participation=1.0, rounds=2)
+    table = result.devices
+    assert table.index.tolist() == [1.0, 0.5, 0.25]
+    assert table["parameters"].is_monotonic_decreasing
+    assert table["memory"].is_monotonic_decreasing
+    assert table["bytes_down"].nunique() == 1  # the whole model, to choose from
+    assert table["bytes_up"].is_monotonic_decreasing
+    dropped = quick("federated-dropout", capacities="1,0.5,0.25", clients=6, participation=1.0,
+                    rounds=2).devices  # fmt: skip
+    assert (dropped["bytes_down"] == dropped["bytes_up"]).all()
+    assert dropped["macs"].iloc[-1] < table["macs"].iloc[-1]  # inference is not free
+
+
+def test_costs_follow_the_square_of_the_capacity():
+    whole, half = (blueprint("conv4", (1, 28, 28), 10, r) for r in (1.0, 0.5))
+    assert whole.part.parameters == whole.whole.parameters == 1_556_874
+    assert half.part.parameters == 391_370
+    assert 0.24 < half.part.training / half.whole.training < 0.27
+    assert sum(layer.parameters for layer in half.layers) == half.part.parameters
+    assert sum(layer.macs for layer in half.layers) == half.part.forward
+
+
+def test_the_scaler_multiplies_in_training_only():
+    module = a_model("mlp", hidden=[8])
+    channels = Channels.of(module, SHAPE)
+    plain, scaled = channels.build((4,)), channels.build((4,), scale=4.0)
+    row = torch.randn(Layout.of(plain).size)
+    for net in (plain, scaled):
+        Layout.of(net).load(net, row)
+    x = torch.randn(3, *SHAPE)
+    assert torch.equal(plain.eval()(x), scaled.eval()(x))
+    hidden = F.relu(4 * plain.hidden[0](x.flatten(1)))
+    torch.testing.assert_close(scaled.train()(x), plain.out(hidden))  # not the classifier
+
+
+def test_nonsense_is_refused(quick):
+    with pytest.raises(FedloomError, match="trains narrower nets"):
+        Method(local=OrderedDropout(), select=Whole())
+    with pytest.raises(FedloomError, match="looks at public images"):
+        quick("fedgse-spl", public="none", capacities="0.5")
+    with pytest.raises(FedloomError, match="needs the labels"):
+        quick("fedgse-spl", public="noise:64", capacities="0.5")
+    with pytest.raises(FedloomError, match="exit_blocks"):
+        quick("depthfl", model=Mixed, capacities="0.5", data="synthetic")
+    with pytest.raises(FedloomError, match="has no presets"):
+        quick("fedavg", preset="source")
+    with pytest.raises(FedloomError, match="Did you mean 'source'"):
+        quick("feddse", preset="sorce")
+
+
+def test_capacities_from_a_file_a_mix_or_a_name(tmp_path):
+    file = tmp_path / "devices.csv"
+    file.write_text("client,capacity\n1,0.5\n0,1\n2,0.25\n")
+    assert Capacities.parse(str(file)).assign(3, 0).tolist() == [1, 0.5, 0.25]
+    with pytest.raises(FedloomError, match="3 clients, the run 4"):
+        Capacities.parse(str(file)).assign(4, 0)
+    file.write_text("client,capacity\n0,2\n")
+    with pytest.raises(FedloomError, match="client 0 a capacity of 2"):
+        Capacities.parse(str(file))
+    assert sorted(Capacities.parse("rho:0.3,1,0.0625").assign(10, 0)) == [0.0625] * 7 + [1] * 3
+    assert Capacities.parse("rho:1,1,0.0625").whole
+    assert Capacities.parse("low-quality").values == (0.99, 0.5, 0.25, 0.125, 0.0625)
+    for wrong in ("rho:2,1,0.5", "rho:0.5,1", "lowquality", "none.csv"):
+        with pytest.raises(FedloomError):
+            Capacities.parse(wrong)
+
+
+def test_a_preset_gives_what_the_run_does_not():
+    from fedloom.experiment.config import make_config
+    from fedloom.methods.registry import find
+
+    config, options = make_config({"method": "feddse", "preset": "source", "lr": 0.5},
+                                  find("feddse"))  # fmt: skip
+    assert (config.lr, config.momentum, config.capacities) == (0.5, 0.9, "low-quality")
+    assert config.model_options == {"norm": "static"}
+    assert options.mask == "inf"
+    again, _ = make_config(config.model_dump(), find("feddse"))
+    assert again == config
