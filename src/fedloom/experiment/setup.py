@@ -224,7 +224,7 @@ def _check_capacities(config: Config, method: Method) -> None:
 def _check_public(config: Config, method: Method) -> None:
     if method.mix.sees_public and config.public == "none":
         raise FedloomError(
-            f"{config.method} needs public images at the server, and there are none. Set some aside "
+            f"{config.method} needs public images at the server, and has none. Set some aside "
             "with --public share:0.01, name a data set, or use noise (--public noise:256)."
         )
 
