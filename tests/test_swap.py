@@ -236,6 +236,7 @@ def test_traffic_is_counted_by_who_must_send_what(quick):
 def test_server_time_is_counted(quick):
     result = swap_run(quick, "partner=min,average_every=2", rounds=2)
     assert result.profile["mix"].iloc[0] > result.profile["mix"].iloc[1] > 0
+    assert result.summary["server_seconds"] == result.profile["mix"].sum()
 
 
 @pytest.mark.parametrize(
