@@ -588,7 +588,7 @@ def test_the_scaler_multiplies_in_training_only():
 def test_nonsense_is_refused(quick):
     with pytest.raises(FedloomError, match="trains narrower nets"):
         Method(local=OrderedDropout(), select=Whole())
-    with pytest.raises(FedloomError, match="looks at public images"):
+    with pytest.raises(FedloomError, match="needs public images"):
         quick("fedgse-spl", public="none", capacities="0.5")
     with pytest.raises(FedloomError, match="needs the labels"):
         quick("fedgse-spl", public="noise:64", capacities="0.5")

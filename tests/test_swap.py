@@ -202,6 +202,17 @@ def test_rounds_swap_and_every_fifth_averages(quick):
     assert len(kept) == 0
 
 
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_newcomer_gets_the_last_average(quick, rounds):
+    from fedloom.data.catalog import load
+
+    result = swap_run(quick, "average_every=2", rounds=rounds)
+    digits = load("digits")
+    theirs = result.newcomer_model(digits.x_test[:8], digits.y_test[:8])
+    average = swap_run(quick, "average_every=2", rounds=2).model()
+    assert torch.equal(theirs.out.weight, average.out.weight)
+
+
 @pytest.mark.parametrize("options", ["partner=random", "partner=greedy", "partner=min"])
 def test_a_swap_round_holds_the_models_of_local_training(quick, options):
     swapped = states(swap_run(quick, options, rounds=1))["kept/rows"]
@@ -225,6 +236,7 @@ def test_traffic_is_counted_by_who_must_send_what(quick):
 def test_server_time_is_counted(quick):
     result = swap_run(quick, "partner=min,average_every=2", rounds=2)
     assert result.profile["mix"].iloc[0] > result.profile["mix"].iloc[1] > 0
+    assert result.summary["server_seconds"] == result.profile["mix"].sum()
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ class Done:
     macs: int
     memory: int  # bytes of a training step, and of what had to be there to choose a sub-model
     seconds: Mapping[str, float]  # spent on: select, data, train
+    gap: float | None = None  # the gradient that a sub-model leaves out, where it is measured
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Trained:
     macs: np.ndarray  # multiply-accumulates spent
     memory: np.ndarray  # bytes needed
     seconds: Mapping[str, float]  # summed over clients
+    gaps: tuple[float, ...] = ()  # of those who measured one
 
     @staticmethod
     def of(done: Sequence[Done]) -> Trained:
@@ -111,6 +113,7 @@ class Trained:
             macs=np.array([d.macs for d in done], dtype=np.int64),
             memory=np.array([d.memory for d in done], dtype=np.int64),
             seconds={name: sum(d.seconds.get(name, 0.0) for d in done) for name in names},
+            gaps=tuple(d.gap for d in done if d.gap is not None),
         )
 
 

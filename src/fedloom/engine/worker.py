@@ -165,7 +165,8 @@ class Worker:
         macs, memory = self._costs(task, job, seen)
         index = None if chosen is None else chosen.index
         loss = loss_sum / max(seen, 1)
-        return Done(row, index, loss, seen, len(job.steps), macs, memory, job.seconds)
+        gap = None if chosen is None else chosen.gap
+        return Done(row, index, loss, seen, len(job.steps), macs, memory, job.seconds, gap)
 
     def _costs(self, task: Task, job: Job, seen: int) -> tuple[int, int]:
         """Multiply-accumulates and memory of a client's round."""
@@ -297,7 +298,7 @@ class Worker:
             row=row,
             module=self._whole.module,
             stream=lambda *names: stream(s.seed, *names, task.round, client),
-            data=data if task.select.sees_data else None,
+            data=data if task.select.sees_data or task.select.measures else None,
             channels=s.channels,
             public=self._public if task.select.sees_public else None,
             last=last if task.select.recalls else None,

@@ -85,6 +85,7 @@ class Result:
             for name in ("bytes_up", "bytes_down", "macs", "seconds"):
                 out[name] = sum(record[name] for record in self.records)
             out["bytes"] = out["bytes_up"] + out["bytes_down"]
+            out["server_seconds"] = sum(record["profile"]["mix"] for record in self.records)
             out["eval_seconds"] = float(scored["eval_seconds"].sum()) if len(scored) else 0.0
             out["peak_memory"] = int(self.rounds["peak_memory"].max())
         return out

@@ -134,6 +134,8 @@ class Runner:
             "seconds": time.perf_counter() - started,
             "profile": {**trained.seconds, "mix": ended - returned},
         }
+        if trained.gaps:
+            record["gap"] = float(np.mean(trained.gaps))
         if not (x.capacities == 1).all():
             record["devices"] = self._devices(clients, trained, traffic)
         return {**record, "mix": dict(mixed.report)} if mixed.report else record
@@ -218,9 +220,9 @@ class Runner:
         x = self.experiment
         if x.public is None or not x.method.mix.sees_public:
             return None
-        images = torch.from_numpy(x.public.x).to(x.device)
-        labels = None if x.public.y is None else torch.from_numpy(x.public.y).to(x.device)
-        return Probe(images, labels, x.engine.setting.build().to(x.device), x.layout)
+        labels = None if x.public.y is None else torch.from_numpy(x.public.y)
+        module = x.engine.setting.build().to(x.device)
+        return Probe(torch.from_numpy(x.public.x), labels, module, x.layout)
 
     @cached_property
     def _scored_clients(self) -> np.ndarray:

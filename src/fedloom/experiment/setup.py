@@ -243,8 +243,8 @@ def _check_public(config: Config, method: Method) -> None:
         return
     noise = "" if method.select.sees_public else ", or use noise (--public noise:256)"
     raise FedloomError(
-        f"{config.method} looks at public images, and there are none. Set some aside with "
-        f"--public share:0.01, name a data set or .npz file{noise}."
+        f"{config.method} needs public images at the server, and has none. Set some aside "
+        f"with --public share:0.01, name a data set or .npz file{noise}."
     )
 
 

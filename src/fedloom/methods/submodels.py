@@ -68,6 +68,9 @@ class _SubModels(MethodOptions):
 class _Width(_SubModels):
     scaler: bool = Field(True, description="multiply hidden outputs by 1/r in training")
     rounding: Literal["ceil", "floor"] = Field("ceil", description="of r·m channels")
+    measure_gap: bool = Field(
+        False, description="note the gradient that sub-models leave out (`gap`; costs a pass)"
+    )
 
 
 @register
@@ -79,7 +82,7 @@ class HeteroFL(_Width):
     presets = _presets(LOW)
 
     def _select(self) -> Select:
-        return Ordered(self.rounding, self.scaler)
+        return Ordered(self.rounding, self.scaler, measures=self.measure_gap)
 
 
 @register
@@ -106,7 +109,7 @@ class FjORD(_Width):
         return value
 
     def _select(self) -> Select:
-        return Ordered(self.rounding, self.scaler)
+        return Ordered(self.rounding, self.scaler, measures=self.measure_gap)
 
     def _local(self) -> LocalRule:
         return OrderedDropout(self.mask, self.levels, self.distil, self.temperature)
@@ -121,7 +124,7 @@ class FederatedDropout(_Width):
     presets = _presets(LOW)
 
     def _select(self) -> Select:
-        return Random(self.rounding, self.scaler)
+        return Random(self.rounding, self.scaler, measures=self.measure_gap)
 
 
 @register
@@ -133,7 +136,7 @@ class FedRolex(_Width):
     presets = _presets(LOW)
 
     def _select(self) -> Select:
-        return Rolling(self.rounding, self.scaler)
+        return Rolling(self.rounding, self.scaler, measures=self.measure_gap)
 
 
 @register
@@ -153,7 +156,9 @@ class FedDSE(_Width):
     )
 
     def _select(self) -> Select:
-        return ByActivation(self.rounding, self.scaler, self.temperature, self.samples)
+        return ByActivation(
+            self.rounding, self.scaler, self.temperature, self.samples, measures=self.measure_gap
+        )
 
 
 class _FedGSE(_Width):
@@ -164,7 +169,9 @@ class _FedGSE(_Width):
     samples: int = Field(128, ge=1, description="similar public samples for the gradients")
 
     def _select(self) -> Select:
-        return ByGradient(self.rounding, self.scaler, self.labels, self.samples)
+        return ByGradient(
+            self.rounding, self.scaler, self.labels, self.samples, measures=self.measure_gap
+        )
 
 
 @register

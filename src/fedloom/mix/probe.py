@@ -13,8 +13,8 @@ from fedloom.models.norm import settle
 
 @dataclass(frozen=True)
 class Probe:
-    """Public images as a model is fed them, their labels if they have any, and a module whose
-    weights are nobody's: `models` fills it with one row after the other."""
+    """Public images as a model is fed them, their labels if they have any, and a module (on the
+    run's device) whose weights are nobody's: `models` fills it with one row after the other."""
 
     x: Tensor
     y: Tensor | None
@@ -35,6 +35,7 @@ class Loaded:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[nn.Module]:
-        module, x = self.probe.module, self.probe.x
+        module = self.probe.module
+        x = self.probe.x.to(next(module.parameters()).device)
         for row in self.rows:
             yield settle(self.probe.layout.load(module, row), [x])

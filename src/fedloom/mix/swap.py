@@ -49,7 +49,7 @@ class OnProbes(Likeness):
     measure: Measure
     layers: tuple[str, ...] | None = None
     probes: int = 256
-    sees_public: bool = field(default=True, init=False)
+    sees_public: bool = field(default=True, init=False, repr=False)
 
     def matrix(self, g: Gathering) -> np.ndarray:
         assert g.probe is not None
@@ -115,8 +115,8 @@ class InTurn(Partners):
 class _ByLikeness(Partners):
     likeness: Likeness
     share: float = 1.0
-    sees_public: bool = field(init=False)
-    compares: bool = field(default=True, init=False)
+    sees_public: bool = field(init=False, repr=False)
+    compares: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sees_public", self.likeness.sees_public)
@@ -190,7 +190,7 @@ class Swap(Mix):
 
     partners: Partners
     home = "node"
-    sees_public: bool = field(init=False)
+    sees_public: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sees_public", self.partners.sees_public)
@@ -218,8 +218,8 @@ class Alternate(Mix):
     then: Mix
     every: int
     home = "node"
-    sees_public: bool = field(init=False)
-    memory: tuple[str, ...] = field(init=False)
+    sees_public: bool = field(init=False, repr=False)
+    memory: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.usual.home, self.then.home) != ("node", "server"):

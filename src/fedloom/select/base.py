@@ -70,6 +70,7 @@ class Selection:
     build: Callable[[], nn.Module]
     channels: Channels | None = None
     samples: int = 0  # that the client ran through the whole model to choose
+    gap: float | None = None  # Σ|g − g_sub| on the client's data, where it is measured
 
 
 class Select:
@@ -78,11 +79,13 @@ class Select:
     `sees_data`: it chooses on the client, from the whole model. `sees_public`: it chooses on the
     server, by the public set (`labelled`: one with labels). `recalls`: it wants what the client
     last sent, which the server then keeps. `cuts`: it chooses among the model's channels. `nested`:
-    a smaller choice is always part of a larger one. `model_options` are what it needs the model to
+    a smaller choice is always part of a larger one. `measures`: the client's data tell, for the
+    record only, what the choice leaves out. `model_options` are what it needs the model to
     be built with.
     """
 
     sees_data: bool = False
+    measures: bool = False
     sees_public: bool | Literal["labelled"] = False
     recalls: bool = False
     cuts: bool = False

@@ -7,7 +7,7 @@ client's own data activate most, or those whose gradient is largest on similar p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -29,10 +29,11 @@ Rounding = Literal["ceil", "floor"]
 @dataclass(frozen=True)
 class Width(Select):
     """⌈r·m⌉ of the m channels of every group; `scaler` multiplies by 1/r what hidden layers give in
-    training."""
+    training; `measures` notes the gradient that a choice leaves out, on the client's own data."""
 
     rounding: Rounding = "ceil"
     scaler: bool = False
+    measures: bool = field(default=False, kw_only=True)
 
     cuts = True
 
@@ -49,7 +50,14 @@ class Width(Select):
             build=partial(channels.build, counts, scale),
             channels=channels.narrow(counts) if self.nested else None,
             samples=self.looked_at(ask),
+            gap=self._gap(ask, channels, keep) if self.measures else None,
         )
+
+    def _gap(self, ask: Ask, channels: Channels, keep: Sequence[np.ndarray]) -> float:
+        """Σ|g − g_sub|: what the channels that were not chosen would have had of the gradient."""
+        assert ask.data is not None
+        found = gradients(ask.load(), channels, ask.data("train"))
+        return float(sum(g.sum() - g[k].sum() for g, k in zip(found, keep, strict=True)))
 
     def looked_at(self, ask: Ask) -> int:
         """How many samples the client ran through the whole model."""

@@ -2,8 +2,8 @@
 averaging them at equal rounds and equal traffic, and least similar partners beat random ones.
 
 `classes` and `dirichlet` compare the methods on two kinds of skew, `h2` the rounds between averages
-and `measures` what partners are chosen by. All runs do without the public share, and all are scored
-in rounds that end in an average.
+and `measures` what partners are chosen by. Clients of every method do without the public share (but
+where probes are noise), and all are scored in rounds that end in an average.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedloom.experiment.study import Ask, Cell, Picture, Results, Study, SwapPic
 SIZES = {
     "mnist": ("mlp", 20, 100, 20, 256),
     "fashion-mnist": ("mlp", 20, 100, 20, 256),
-    "cifar10": ("lenet", 20, 60, 10, 128),
+    "cifar10": ("lenet", 10, 60, 25, 128),
     "digits": ("mlp", 10, 40, 5, 64),
 }
 QUICK = 20  # rounds
@@ -104,7 +104,7 @@ class S0Swap(Study):
         ]
 
     def _settings(self, ask: Ask, method: str, options: dict[str, Any]) -> dict[str, Any]:
-        model, clients, rounds, steps, probes = SIZES[ask.data]
+        model, clients, _, steps, probes = SIZES[ask.data]
         every = max(SWEEP) if ask.preset == "h2" else 2 * H2
         settings: dict[str, Any] = {
             "data": ask.data,
@@ -117,7 +117,7 @@ class S0Swap(Study):
             "steps": steps,
             "batch": 32,
             "lr": 0.05,
-            "rounds": QUICK if ask.scale == "quick" else rounds,
+            "rounds": self._rounds(ask),
             "eval_every": every,
         }
         if method == "fedswap":
@@ -153,7 +153,8 @@ class S0Swap(Study):
                  f"accuracy within {budget / 1e6:.1f} MB (%)", TRAFFIC,
                  "server time (ms a swap; FedAvg: a round)"]  # fmt: skip
         skew = PARTITIONS.get(ask.preset, TWO_CLASSES)
-        title = f"{ask.data}, {skew}, {self._rounds(ask)} rounds; mean ± std over {ask.seeds} seeds"
+        seeds = "one seed" if ask.seeds == 1 else f"mean ± std over {ask.seeds} seeds"
+        title = f"{ask.data}, {skew}, {self._rounds(ask)} rounds; {seeds}"
         return [Table(title, heads, rows)]
 
     def _rounds(self, ask: Ask) -> int:
@@ -202,5 +203,7 @@ def _server_seconds(run: Result) -> float:
 
 
 def _spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
+    if not values or np.isnan(values).any():
+        return "–"
     mean = f"{np.mean(values):{sign}.{digits}f}"
     return mean if len(values) < 2 else f"{mean} ± {np.std(values):.{digits}f}"
