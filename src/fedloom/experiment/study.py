@@ -92,6 +92,17 @@ class SwapPicture:
         return self.run.plot_swaps()
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Any other picture."""
+
+    name: str
+    title: str
+    figure: Callable[[], Figure]
+
+
+Figures = Sequence[Picture | SwapPicture | Drawn]
+
 #: by cell: one result per seed; cells that diverged are missing
 Results = Mapping[str, Sequence[Result]]
 
@@ -111,7 +122,7 @@ class Study(ABC):
     @abstractmethod
     def tables(self, ask: Ask, results: Results) -> list[Table]: ...
 
-    def pictures(self, ask: Ask, results: Results) -> Sequence[Picture | SwapPicture]:
+    def pictures(self, ask: Ask, results: Results) -> Figures:
         return []
 
     def check(self, ask: Ask) -> None:

@@ -15,7 +15,16 @@ import numpy as np
 import pandas as pd
 
 from fedloom.experiment.result import Result
-from fedloom.experiment.study import Ask, Cell, Picture, Results, Study, SwapPicture, Table
+from fedloom.experiment.study import (
+    Ask,
+    Cell,
+    Figures,
+    Picture,
+    Results,
+    Study,
+    SwapPicture,
+    Table,
+)
 
 #: data → model, clients, rounds, local steps a round (h1), public images for a comparison
 SIZES = {
@@ -160,7 +169,7 @@ class S0Swap(Study):
     def _rounds(self, ask: Ask) -> int:
         return QUICK if ask.scale == "quick" else SIZES[ask.data][2]
 
-    def pictures(self, ask: Ask, results: Results) -> Sequence[Picture | SwapPicture]:
+    def pictures(self, ask: Ask, results: Results) -> Figures:
         group = GROUPS[ask.preset]
         curves = {group[name][0]: [_curve(r) for r in runs] for name, runs in results.items()}
         panels = {

@@ -1,0 +1,431 @@
+"""S2's comparisons of sub-models: which channels a weak client should train.
+
+All of them share one federation (S2 tables 3.3 and 4.1): 100 clients, a tenth a round, two passes
+over the local data, SGD with momentum, cropped images, static batch norm, the masked loss and the
+scaler. High and low heterogeneity are two and four classes a client. S2's EMNIST has ten digits;
+MNIST stands in for it and is called so.
+
+`quick` is a network of a quarter of the channels, 20 local batches a round and 200 rounds; `full`
+is the source's. `source` has the source's constants, `tuned` a learning rate at which the networks
+move (the methods' presets of these names).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from fedloom.data.catalog import load
+from fedloom.experiment.result import Result
+from fedloom.experiment.study import Ask, Cell, Drawn, Figures, Picture, Results, Study, Table
+
+LABELS = {
+    "heterofl": "HeteroFL",
+    "fjord": "FjORD",
+    "federated-dropout": "Federated Dropout",
+    "fedrolex": "FedRolex",
+    "depthfl": "DepthFL",
+    "feddse": "FedDSE",
+    "fedgse-csl": "FedGSE-CSL",
+    "fedgse-spl": "FedGSE-SPL",
+}
+SKEWS = {"high": "classes:2", "low": "classes:4"}
+ROUNDS = {"mnist": 800, "cifar10": 2500, "digits": 30}
+QUICK = {"mnist": 200, "cifar10": 60, "digits": 6}
+#: the source's EMNIST and CIFAR-10, high / low heterogeneity (tables 3.4, 3.5, 4.3, 4.4)
+SOURCE = {
+    ("low-quality", "mnist"): {
+        "heterofl": (93.21, 97.61), "federated-dropout": (87.96, 97.63),
+        "fedrolex": (91.41, 98.61), "depthfl": (92.34, 97.75), "feddse": (95.34, 98.65),
+    },
+    ("low-quality", "cifar10"): {
+        "heterofl": (38.13, 47.01), "federated-dropout": (50.16, 58.16),
+        "fedrolex": (55.61, 68.04), "depthfl": (49.42, 55.93), "feddse": (58.19, 70.82),
+    },
+    ("high-quality", "mnist"): {
+        "heterofl": (96.11, 98.65), "federated-dropout": (88.76, 97.53),
+        "fedrolex": (93.94, 98.56), "depthfl": (97.69, 99.14), "fedgse-csl": (98.06, 98.74),
+        "fedgse-spl": (97.44, 98.77),
+    },
+    ("high-quality", "cifar10"): {
+        "heterofl": (56.08, 73.42), "federated-dropout": (52.57, 65.28),
+        "fedrolex": (57.28, 71.68), "depthfl": (63.90, 76.13), "fedgse-csl": (65.89, 73.51),
+        "fedgse-spl": (65.82, 74.66),
+    },
+}  # fmt: skip
+#: temperature (table 3.6, EMNIST): high, low, IID
+SOURCE_TEMPERATURE = {
+    ("0.25", "fedrolex"): (93.35, 97.29, 97.04), ("0.25", "feddse-t0"): (81.25, 89.74, 88.05),
+    ("0.25", "feddse-t1"): (96.59, 98.21, 97.83), ("0.5", "fedrolex"): (97.76, 98.52, 98.74),
+    ("0.5", "feddse-t0"): (91.51, 96.53, 95.24), ("0.5", "feddse-t1"): (98.45, 99.16, 99.09),
+    ("low-quality", "fedrolex"): (91.41, 98.61, 98.67),
+    ("low-quality", "feddse-t0"): (95.34, 98.65, 98.69),
+    ("low-quality", "feddse-t1"): (94.60, 97.86, 98.15),
+}  # fmt: skip
+
+
+class _S2(Study):
+    data = ("mnist", "cifar10", "digits")
+    presets: ClassVar[tuple[str, ...]] = ("tuned", "source")
+
+    def _settings(self, ask: Ask, method: str, **more: Any) -> dict[str, Any]:
+        quick = ask.scale == "quick"
+        rounds = (QUICK if quick else ROUNDS)[ask.data]
+        options: dict[str, Any] = {"norm": "static"}
+        settings: dict[str, Any] = {
+            "preset": ask.preset,
+            "data": ask.data,
+            "model": "resnet18" if ask.data == "cifar10" else "conv4",
+            "rounds": rounds,
+            "eval_every": max(rounds // 10, 2),
+            "eval_clients": 0 if quick else 1000,
+            "partition": SKEWS["high"],
+        }
+        if quick:
+            settings["steps"] = 20
+            options |= {"width": 16} if ask.data == "cifar10" else {"channels": [16, 32, 64, 128]}
+        if ask.data == "digits":
+            settings |= {"clients": 20, "steps": 4, "augment": "crop:1"}
+            options["channels"] = [8, 8, 16, 16]
+        if method.startswith("fedgse"):
+            settings["public"] = "share:0.1" if ask.data == "digits" else "share:0.01"
+        return {**settings, "model_options": options, **more}
+
+    def _cell(self, ask: Ask, name: str, method: str, **more: Any) -> Cell:
+        return Cell(name, method, self._settings(ask, method, **more))
+
+    def _title(self, ask: Ask) -> str:
+        scale = "" if ask.scale == "full" else ", network of a quarter of the channels"
+        rounds = (QUICK if ask.scale == "quick" else ROUNDS)[ask.data]
+        return f"{ask.data}{scale}, {rounds} rounds, {ask.preset} constants, {_seeds(ask)}"
+
+
+class _Methods(_S2):
+    """All methods in one population, with high and low heterogeneity."""
+
+    capacities: str
+
+    def cells(self, ask: Ask) -> list[Cell]:
+        return [
+            self._cell(ask, f"{method}-{skew}", method, partition=partition,
+                       capacities=self.capacities)
+            for skew, partition in SKEWS.items()
+            for method in LABELS
+        ]  # fmt: skip
+
+    def tables(self, ask: Ask, results: Results) -> list[Table]:
+        source = SOURCE.get((self.capacities, ask.data), {})
+        theirs = "EMNIST" if ask.data == "mnist" else ask.data
+        rows = []
+        for method, label in LABELS.items():
+            numbers = [f"{n:.2f}" for n in source.get(method, ())] or ["–", "–"]
+            ours = [_accuracy(results.get(f"{method}-{skew}", ())) for skew in SKEWS]
+            rows.append([label, *ours, *numbers])
+        heads = ["method", "high heterogeneity", "low heterogeneity",
+                 f"source's {theirs}: high", "low"]  # fmt: skip
+        scores = Table(f"Common test set (%), {self.capacities}: {self._title(ask)}", heads, rows)
+        return [scores, self._costs(results)]
+
+    def _costs(self, results: Results) -> Table:
+        rows = []
+        for method, label in LABELS.items():
+            runs = results.get(f"{method}-high", ())
+            if runs:
+                mean = runs[0].devices.mean()
+                rows.append([label, f"{mean['parameters'] / 1e3:.1f} k",
+                             f"{mean['macs'] / 1e9:.2f} G", f"{mean['memory'] / 1e6:.1f} MB",
+                             f"{mean['bytes_up'] / 1e3:.0f} kB",
+                             f"{mean['bytes_down'] / 1e3:.0f} kB"])  # fmt: skip
+        heads = ["method", "values trained", "MACs a round", "memory", "up", "down"]
+        return Table("What a device pays a round, mean of the five capacities", heads, rows)
+
+    def pictures(self, ask: Ask, results: Results) -> Figures:
+        out = []
+        for skew in SKEWS:
+            ran = {m: results[f"{m}-{skew}"] for m in LABELS if f"{m}-{skew}" in results}
+            curves = {LABELS[m]: [r.evaluations for r in runs] for m, runs in ran.items()}
+            title = f"{ask.data}, {self.capacities}, {skew} heterogeneity"
+            panels = {"test_accuracy": title}
+            out.append(Picture(f"rounds-{skew}", f"Accuracy over rounds: {title}", panels, curves))
+        return out
+
+
+class S2Low(_Methods):
+    name = "s2-low"
+    title = "Sub-models where nobody can train the whole (S2 tables 3.4, 3.5)"
+    capacities = "low-quality"
+
+
+class S2High(_Methods):
+    name = "s2-high"
+    title = "Sub-models where a fifth can train the whole (S2 tables 4.3, 4.4)"
+    capacities = "high-quality"
+
+
+class S2Temperature(_S2):
+    """FedDSE's temperature against FedRolex, where all are alike and where they are not."""
+
+    name = "s2-temperature"
+    title = "FedDSE's temperature (S2 table 3.6)"
+    POPULATIONS = ("0.25", "0.5", "low-quality")
+    METHODS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+        "fedrolex": ("FedRolex", "fedrolex", {}),
+        "feddse-t0": ("FedDSE, T = 0", "feddse", {"temperature": 0.0}),
+        "feddse-t1": ("FedDSE, T = 1", "feddse", {"temperature": 1.0}),
+    }
+
+    def cells(self, ask: Ask) -> list[Cell]:
+        return [
+            self._cell(ask, f"{name}-{population}-{skew}", method, partition=partition,
+                       capacities=population, **options)
+            for population in self.POPULATIONS
+            for skew, partition in {**SKEWS, "iid": "iid"}.items()
+            for name, (_, method, options) in self.METHODS.items()
+        ]  # fmt: skip
+
+    def tables(self, ask: Ask, results: Results) -> list[Table]:
+        rows = []
+        for population in self.POPULATIONS:
+            for name, (label, _, _) in self.METHODS.items():
+                ours = [_accuracy(results.get(f"{name}-{population}-{skew}", ()))
+                        for skew in (*SKEWS, "iid")]  # fmt: skip
+                source = SOURCE_TEMPERATURE[population, name] if ask.data == "mnist" else ()
+                rows.append([population, label, *ours, " / ".join(f"{n:.2f}" for n in source)])
+        heads = ["capacities", "method", "high heterogeneity", "low", "IID", "source's EMNIST"]
+        return [Table(f"Common test set (%): {self._title(ask)}", heads, rows)]
+
+
+class _Sweep(_S2):
+    """Accuracy of some methods against one number."""
+
+    x: str
+    METHODS: Sequence[str]
+    VALUES: Sequence[float]
+
+    def settings_at(self, method: str, value: float) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def label(self, method: str) -> str:
+        return LABELS[method]
+
+    def cells(self, ask: Ask) -> list[Cell]:
+        return [
+            self._cell(ask, f"{method}-{value:g}", method.partition("@")[0],
+                       **self.settings_at(method, value))
+            for value in self.VALUES
+            for method in self.METHODS
+        ]  # fmt: skip
+
+    def tables(self, ask: Ask, results: Results) -> list[Table]:
+        rows = [
+            [self.label(m), *(_accuracy(results.get(f"{m}-{v:g}", ())) for v in self.VALUES)]
+            for m in self.METHODS
+        ]
+        heads = [f"method; {self.x}", *(self.value(v) for v in self.VALUES)]
+        return [Table(f"Common test set (%): {self._title(ask)}", heads, rows)]
+
+    def value(self, value: float) -> str:
+        return f"{value:g}"
+
+    def pictures(self, ask: Ask, results: Results) -> Figures:
+        curves: dict[str, list[pd.DataFrame]] = {}
+        for method in self.METHODS:
+            frames = []
+            for seed in range(ask.seeds):
+                points = [
+                    (value, runs[seed].summary["test_accuracy"])
+                    for value in self.VALUES
+                    if len(runs := results.get(f"{method}-{value:g}", ())) > seed
+                ]
+                if points:
+                    frames.append(pd.DataFrame(points, columns=[self.x, "test_accuracy"]))
+            if frames:
+                curves[self.label(method)] = frames
+        if not curves:
+            return []
+        return [Picture("sweep", self.title, {"test_accuracy": ask.data}, curves, x=self.x)]
+
+
+class S2Rho(_Sweep):
+    name = "s2-rho"
+    title = "Accuracy against the share of strong clients (S2 figures 3.6, 4.5)"
+    x = "ρ"
+    VALUES = (0.0, 0.25, 0.5, 0.75, 1.0)
+    _PAIRS: Mapping[str, tuple[float, Sequence[str]]] = {
+        "half": (0.5, ("heterofl", "federated-dropout", "fedrolex", "feddse")),
+        "whole": (1.0, ("heterofl", "federated-dropout", "fedrolex", "fedgse-csl")),
+    }
+    METHODS = tuple(f"{m}@{pair}" for pair, (_, ms) in _PAIRS.items() for m in ms)
+
+    def settings_at(self, method: str, value: float) -> dict[str, Any]:
+        strong = self._PAIRS[method.partition("@")[2]][0]
+        return {"capacities": f"rho:{value:g},{strong:g},0.0625"}
+
+    def label(self, method: str) -> str:
+        name, _, pair = method.partition("@")
+        return f"{LABELS[name]}, {{{'1/2' if pair == 'half' else '1'}, 1/16}}"
+
+
+class S2Classes(_Sweep):
+    name = "s2-classes"
+    title = "Accuracy against classes per client (S2 figures 3.7, 4.6)"
+    x = "classes per client"
+    METHODS = ("heterofl", "federated-dropout", "fedrolex", "feddse", "fedgse-csl")
+    VALUES = (2, 4, 6, 8, 10)
+
+    def settings_at(self, method: str, value: float) -> dict[str, Any]:
+        return {"partition": f"classes:{value:g}"}
+
+
+class S2Participation(_Sweep):
+    name = "s2-participation"
+    title = "Accuracy against participation (S2 figures 3.8, 4.7)"
+    x = "share of clients a round"
+    METHODS = S2Classes.METHODS
+    VALUES = (0.05, 0.1, 0.15, 0.2)
+
+    def settings_at(self, method: str, value: float) -> dict[str, Any]:
+        return {"participation": value}
+
+
+class S2Samples(_Sweep):
+    name = "s2-samples"
+    title = "Accuracy against samples that sub-models are chosen by (S2 tables 3.7, 4.5)"
+    x = "samples"
+    METHODS = ("feddse", "fedgse-csl", "fedgse-spl")
+    VALUES = (64, 128, 256, 512)
+
+    def settings_at(self, method: str, value: float) -> dict[str, Any]:
+        return {"samples": int(value)}
+
+
+class S2Gap(_S2):
+    """How much of the gradient sub-models leave out, added up over 100 rounds."""
+
+    name = "s2-gradient-gap"
+    title = "The gradient that sub-models leave out (S2 figure 4.8)"
+    METHODS = ("federated-dropout", "fedrolex", "heterofl", "feddse", "fedgse-csl", "fedgse-spl")
+
+    def cells(self, ask: Ask) -> list[Cell]:
+        rounds = 6 if ask.data == "digits" else 100
+        return [
+            self._cell(ask, method, method, capacities="high-quality", rounds=rounds,
+                       eval_every=max(rounds // 5, 1), measure_gap=True)
+            for method in self.METHODS
+        ]  # fmt: skip
+
+    def tables(self, ask: Ask, results: Results) -> list[Table]:
+        rows = []
+        for method in self.METHODS:
+            runs = results.get(method, ())
+            gaps = [float(r.rounds["gap"].sum()) for r in runs]
+            rows.append([LABELS[method], _spread(gaps) if gaps else "diverged", _accuracy(runs)])
+        heads = ["method", "Σ|g − g_sub| over all rounds", "test accuracy (%)"]
+        return [Table(f"Gradient left out on the clients' own data: {ask.data}", heads, rows)]
+
+    def pictures(self, ask: Ask, results: Results) -> Figures:
+        from fedloom.report.submodel_plots import plot_gaps
+
+        curves = {
+            LABELS[m]: [r.rounds.set_index("round")["gap"].fillna(0).cumsum() for r in results[m]]
+            for m in self.METHODS
+            if m in results
+        }
+        return [Drawn("gaps", self.title, lambda: plot_gaps(curves))]
+
+
+class S2Activations(_S2):
+    """Which neurons clients with different classes activate."""
+
+    name = "s2-activations"
+    title = "Activations of clients with different classes (S2 figure 3.2)"
+    presets = ("source",)
+
+    def cells(self, ask: Ask) -> list[Cell]:
+        settings = {
+            "data": ask.data, "clients": 5, "participation": 1.0, "partition": "classes:2",
+            "model": "mlp", "model_options": {"hidden": [50, 24]}, "rounds": 20, "lr": 0.05,
+            "eval_every": 10,
+        }  # fmt: skip
+        return [Cell("fedavg", "fedavg", settings)]
+
+    def tables(self, ask: Ask, results: Results) -> list[Table]:
+        found = [_profiles(run) for run in results.get("fedavg", ())[:1]]
+        if not found:
+            return []
+        profiles, classes = found[0]
+        rows = [
+            [f"hidden layer {i + 1}", *(f"{_overlap(layer, k):.2f}" for k in range(len(layer)))]
+            for i, layer in enumerate(profiles)
+        ]
+        heads = ["share of the most active half in common with the others", *classes]
+        return [Table(f"{ask.data}, MLP of 50 and 24 neurons, seed 0", heads, rows)]
+
+    def pictures(self, ask: Ask, results: Results) -> Figures:
+        from fedloom.report.submodel_plots import plot_activations
+
+        runs = results.get("fedavg", ())
+        if not runs:
+            return []
+        return [Drawn("activations", self.title, lambda: plot_activations(*_profiles(runs[0])))]
+
+
+def _profiles(run: Result) -> tuple[list[np.ndarray], list[str]]:
+    """Per hidden layer, clients × neurons; and the classes of each client."""
+    import torch
+
+    from fedloom.experiment.config import make_config
+    from fedloom.experiment.plugins import method_class
+    from fedloom.experiment.setup import make_federation
+    from fedloom.select import Channels
+    from fedloom.select.scores import activations
+
+    config, _ = make_config(run.config, method_class(run.config["method"]))
+    federation = make_federation(config, load(config.data))
+    module = run.model()
+    channels = Channels.of(module, federation.dataset.shape)
+    found, names = [], []
+    for client in range(config.clients):
+        images = federation.dataset.x[federation.indices(client, "train")]
+        found.append(activations(module, channels, torch.as_tensor(run.normalise(images))))
+        held = np.flatnonzero(federation.classes_of(client))
+        names.append(" and ".join(federation.dataset.classes[c] for c in held))
+    return [np.stack(layer) for layer in zip(*found, strict=True)], names
+
+
+def _overlap(layer: np.ndarray, client: int) -> float:
+    half = layer.shape[1] // 2
+    top = [set(np.argsort(-h)[:half]) for h in layer]
+    others = [len(top[client] & top[k]) / half for k in range(len(layer)) if k != client]
+    return float(np.mean(others))
+
+
+def _seeds(ask: Ask) -> str:
+    return "one seed" if ask.seeds == 1 else f"mean ± std over {ask.seeds} seeds"
+
+
+def _accuracy(runs: Iterable[Result]) -> str:
+    return _spread([100 * run.summary["test_accuracy"] for run in runs]) or "diverged"
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    mean = f"{np.mean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean}±{np.std(values):.2f}"
+
+
+S2: tuple[type[Study], ...] = (
+    S2Low,
+    S2High,
+    S2Temperature,
+    S2Rho,
+    S2Classes,
+    S2Participation,
+    S2Samples,
+    S2Activations,
+    S2Gap,
+)
