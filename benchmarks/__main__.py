@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import similarity
+from benchmarks import devices, similarity
 from benchmarks.workloads import FOLDER, dataset, workload_named
 from fedloom.experiment.setup import has_bf16
 
@@ -33,12 +33,15 @@ OURS = {
     "lenet": ["fedloom:serial", "fedloom:processes"],
     "conv4": ["fedloom:serial", "fedloom:processes", "fedloom:processes:0:bf16"],
     "fedmeta-per": ["fedloom:serial", "fedloom:processes"],
+    "fedrolex": ["fedloom:serial", "fedloom:processes"],
+    "feddse": ["fedloom:serial", "fedloom:processes"],
     "fedswap": ["fedloom:serial", "fedloom:processes"],
 }
 PEERS_IN = ("mlp", "lenet", "conv4")  # what pfl and Flower can do out of the box
 SAME = 1e-3  # relative distance
 #: workload → turns, and rounds in a turn: about a second
-TURNS = {"mlp": (5, 10), "lenet": (5, 2), "conv4": (3, 1), "fedmeta-per": (3, 1), "fedswap": (3, 1)}
+TURNS = {"mlp": (5, 10), "lenet": (5, 2), "conv4": (3, 1), "fedmeta-per": (3, 1),
+         "fedrolex": (3, 1), "feddse": (3, 1), "fedswap": (3, 1)}  # fmt: skip
 GROWTH = {
     "registered clients": [("small", {"clients": 10**k}) for k in range(2, 7)],
     "participants": [("small", {"participants": n}) for n in (10, 20, 40, 80)],
@@ -223,7 +226,8 @@ def plot(tables: dict[str, list[dict[str, Any]]], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--only", default="mlp,lenet,conv4,fedmeta-per,fedswap,similarity,growth")
+    everything = ",".join([*OURS, "devices", "similarity", "growth"])
+    parser.add_argument("--only", default=everything)
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -240,6 +244,9 @@ def run(repeats: int, chosen: list[str], out: Path) -> None:
         results[workload] = measure(workload, repeats)
         tables[workload] = table(results[workload], TURNS[workload][1])
         show(workload, tables[workload])
+    if "devices" in chosen:
+        results["devices"] = devices.measure()
+        devices.show(results["devices"])
     if "similarity" in chosen:
         results["similarity"] = similarity.measure()
         similarity.show(results["similarity"])

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from fedloom.data.dataset import Dataset
 from fedloom.data.public import public_set
 from fedloom.data.split import Federation
+from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.config import make_config
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.runner import Runner
@@ -73,12 +74,15 @@ class Workload:
         }
 
 
+DEVICES = (("capacities", "high-quality"), ("scaler", False))
 SWAP = (("partner", "min"), ("average_every", 3), ("public", "noise:128"))
 WORKLOADS = (
     Workload("mlp", "mlp", "1x28x28", 600),
     Workload("lenet", "lenet", "3x32x32", 500),
     Workload("conv4", "conv4", "1x28x28", 200),
     Workload("fedmeta-per", "lenet", "3x32x32", 200, method="fedmeta-per-maml"),
+    Workload("fedrolex", "conv4", "1x28x28", 200, method="fedrolex", more=DEVICES),
+    Workload("feddse", "conv4", "1x28x28", 200, method="feddse", more=DEVICES),
     Workload("fedswap", "lenet", "3x32x32", 100, 50, 50, method="fedswap", more=SWAP),
 )
 #: for the growth curves: small enough that the engine's own cost shows
@@ -186,6 +190,68 @@ class Bare:
     def weights(self) -> torch.Tensor:
         self._module.load_state_dict(self._global)
         return Layout.of(self._module).flatten(self._module)
+
+
+class BareSub(Bare):
+    """Sub-models of conv4 by hand: slices of a state dict, and a count for every element."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        capacities = Capacities.parse(dict(workload.more)["capacities"])
+        self._capacity = capacities.assign(workload.clients, 0)
+        self._blocks = [f"blocks.{i}" for i in range(4)]
+
+    def round(self, t: int) -> None:
+        w = self._workload
+        contacts = Star().contacts(t, w.clients, w.participants, lambda name: stream(0, name, t))
+        total = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in self._global.items()}
+        count = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in self._global.items()}
+        for client in contacts.participants:
+            keep = self._choose(int(client), t)
+            at = {k: self._slice(k, v, keep) for k, v in self._global.items()}
+            whole = self._module
+            self._module = build(w.model, self._data.shape, self._data.n_classes,
+                                 options={"channels": [len(k) for k in keep]})  # fmt: skip
+            full, self._global = self._global, {k: v[at[k]] for k, v in self._global.items()}
+            self._train(int(client), t)
+            self._global = full
+            for key, value in self._module.state_dict().items():
+                total[key][at[key]] += value
+                count[key][at[key]] += 1
+            self._module = whole
+        self._global = {
+            k: torch.where(count[k] > 0, total[k] / count[k].clamp(min=1), v).to(v.dtype)
+            for k, v in self._global.items()
+        }
+
+    def _choose(self, client: int, t: int) -> list[torch.Tensor]:
+        r = float(self._capacity[client])
+        if self._workload.method == "fedrolex":
+            sizes = [len(self._global[f"{b}.conv.bias"]) for b in self._blocks]
+            return [torch.sort((t - 1 + torch.arange(int(np.ceil(r * m)))) % m).values
+                    for m in sizes]  # fmt: skip
+        return self._most_active(client, r)
+
+    def _most_active(self, client: int, r: float) -> list[torch.Tensor]:
+        self._module.load_state_dict(self._global)
+        self._module.eval()
+        x, keep = self._part(client, "train")[0], []
+        with torch.no_grad():
+            for block in self._module.blocks:  # type: ignore[union-attr, operator]
+                x = block(x)
+                h = x.mean((0, 2, 3)).abs()
+                keep.append(torch.sort(torch.topk(h, int(np.ceil(r * len(h)))).indices).values)
+        return keep
+
+    def _slice(self, key: str, value: torch.Tensor, keep: list[torch.Tensor]) -> Any:
+        if value.dim() == 0:
+            return ()
+        if key.startswith("out"):
+            return (slice(None), keep[-1]) if value.dim() == 2 else (slice(None),)
+        block = int(key.split(".")[1])
+        if value.dim() == 1 or block == 0:
+            return (keep[block],)
+        return (keep[block][:, None], keep[block - 1][None, :])
 
 
 class BareMeta(Bare):
