@@ -3,7 +3,7 @@
 from fedloom.local.distil import MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.local.meta import MAML, LearnedRates, MetaSGD, Reptile
 from fedloom.local.optimiser import Optimiser, Schedule
-from fedloom.local.rule import Batch, Budget, LocalRule, Net, Params, cross_entropy
+from fedloom.local.rule import Batch, Budget, LocalRule, Net, Params, cross_entropy, gradient
 from fedloom.local.sgd import SGD, FullGradient, Proximal
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "Schedule",
     "SelfDistillation",
     "cross_entropy",
+    "gradient",
 ]
