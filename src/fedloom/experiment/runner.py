@@ -25,8 +25,9 @@ from fedloom.experiment.store import RunStore
 from fedloom.local import LocalRule, Optimiser
 from fedloom.metrics.cost import peak_memory, reset_peak_memory
 from fedloom.metrics.scores import client_scores, summarise
-from fedloom.mix import Gathering
+from fedloom.mix import Gathering, Mixed
 from fedloom.streams import stream
+from fedloom.topology.report import meetings
 
 _SCORED_AT_ONCE = 64  # personal models composed in memory at a time
 
@@ -88,11 +89,12 @@ class Runner:
         x, config, method = self.experiment, self.experiment.config, self.experiment.method
         state, layout = x.state, x.layout
 
-        def names(*purpose: str | int) -> np.random.Generator:
-            return stream(config.seed, *purpose, t)
+        def names(*purpose: str | int, round: int = t) -> np.random.Generator:
+            return stream(config.seed, *purpose, round)
 
         contacts = method.topology.contacts(t, config.clients, config.participants, names)
         clients = contacts.participants
+        state.kept.forget(contacts.forgotten)
         starts = state.rows(clients)
         optimiser = config.optimiser(t)
         task = Task(method.local, x.budget, optimiser, t, method.select)
@@ -112,9 +114,11 @@ class Runner:
             indexes=trained.indexes,
             whole_down=method.select.sees_data,
             memory=state.memory,
+            accuracy=self._validate(clients, rows),
         )
-        state.apply(method.mix.combine(gathering), clients, rows)
-        up, down = self._bytes(gathering, t)
+        mixture = method.mix.combine(gathering)
+        state.apply(mixture, clients, rows)
+        up, down = self._bytes(gathering, mixture, t)
         seen = max(int(trained.samples.sum()), 1)
         mixed = time.perf_counter()
         return {
@@ -127,6 +131,8 @@ class Runner:
             "macs": int(trained.macs.sum()),
             "steps": int(trained.steps.sum()),
             "seconds": time.perf_counter() - started,
+            **meetings(contacts),
+            **mixture.record,
             "profile": {**trained.seconds, "mix": mixed - returned},
         }
 
@@ -153,6 +159,14 @@ class Runner:
             self.store.add_clients(t, pd.concat(tables, ignore_index=True))
         return {**record, "eval_seconds": time.perf_counter() - started}
 
+    def _validate(self, clients: np.ndarray, rows: Tensor) -> np.ndarray | None:
+        part = self.experiment.method.mix.validates
+        if part is None:
+            return None
+        confusion = self.experiment.engine.score(clients, rows, part).confusion
+        with np.errstate(invalid="ignore"):
+            return np.trace(confusion, axis1=1, axis2=2) / confusion.sum((1, 2))
+
     def _weights(self, clients: np.ndarray) -> np.ndarray:
         x = self.experiment
         part = x.method.local.weighs
@@ -161,14 +175,14 @@ class Runner:
         assert x.state.weigh is not None
         return x.state.weigh(clients)
 
-    def _bytes(self, gathering: Gathering, t: int) -> tuple[int, int]:
+    def _bytes(self, gathering: Gathering, mixture: Mixed, t: int) -> tuple[int, int]:
         x = self.experiment
         if x.method.topology.pools:  # the data moves once, the model never
             data = x.dataset
             image = int(np.prod(data.shape)) * np.dtype(data.x.dtype).itemsize
             label = np.min_scalar_type(max(data.n_classes - 1, 1)).itemsize
             return (int(x.federation.sizes("train").sum()) * (image + label) if t == 1 else 0), 0
-        traffic = x.method.mix.traffic(gathering)
+        traffic = mixture.traffic or x.method.mix.traffic(gathering)
         each = x.layout.bytes
         return int(traffic.up.sum()) * each, int(traffic.down.sum()) * each
 

@@ -54,6 +54,16 @@ class Config(BaseModel):
         description="share of the model that clients can train: 1:0.2,0.5:0.8 is a fifth with all "
         "of it and the rest with half; for methods with sub-models",
     )
+    topology: str | None = Field(
+        None,
+        description="who meets whom where there is no server (fedloom topology lists them): "
+        "waypoint,area=500 | ring | erdos-renyi:0.1 | ...; none: the method's own",
+    )
+    faults: str = Field(
+        "none",
+        description="what goes wrong among nodes: fail=CHANCE,back=CHANCE,state=kept|lost,"
+        "loss=CHANCE,late=ROUNDS",
+    )
     augment: str = Field("none", description="none | flip | crop:PIXELS | flip+crop:PIXELS")
 
     model: str = Field("auto", description="auto, a built-in model, or FILE.py:FACTORY of your own")
@@ -152,6 +162,23 @@ class Config(BaseModel):
         from fedloom.experiment.capacities import Capacities
 
         Capacities.parse(value)
+        return value
+
+    @field_validator("topology")
+    @classmethod
+    def _topology(cls, value: str | None) -> str | None:
+        from fedloom.topology import network
+
+        if value is not None:
+            network(value)
+        return value
+
+    @field_validator("faults")
+    @classmethod
+    def _faults(cls, value: str) -> str:
+        from fedloom.topology import Faults
+
+        Faults.parse(value)
         return value
 
     @field_validator("lr_schedule")

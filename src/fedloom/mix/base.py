@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from fedloom.errors import FedloomError
 from fedloom.layout import Columns, Layout
 from fedloom.topology.base import Contacts
 
@@ -28,7 +29,8 @@ class Gathering:
 
     `rows[i]` is the whole row of `clients[i]` after training (what its rule handed back);
     `indexes[i]`, where a selector chose a sub-model, are the columns that it really trained
-    (None: all of them). `memory` holds what the mix declared, by name and key.
+    (None: all of them). `memory` holds what the mix declared, by name and key; `accuracy[i]` is
+    that of `rows[i]` on the part that the mix declared to validate on (NaN: nothing there).
     """
 
     round: int
@@ -43,20 +45,7 @@ class Gathering:
     indexes: tuple[Tensor | None, ...] | None = None
     whole_down: bool = False  # sub-models are chosen on the client, from the whole model
     memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """What changes: the shared row, some nodes' rows, what is remembered.
-
-    `reset` forgets every kept row first, so that all go on from the shared one.
-    """
-
-    shared: Tensor | None = None
-    clients: np.ndarray | None = None
-    rows: Tensor | None = None
-    reset: bool = False
-    memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
+    accuracy: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +56,43 @@ class Traffic:
     down: np.ndarray
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """What changes: the shared row, some nodes' rows, what is remembered.
+
+    `reset` forgets every kept row first, so that all go on from the shared one. `traffic`, where
+    the mix knows better than `Mix.traffic`, is what was sent; `record` goes into the round's.
+    """
+
+    shared: Tensor | None = None
+    clients: np.ndarray | None = None
+    rows: Tensor | None = None
+    reset: bool = False
+    memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
+    traffic: Traffic | None = None
+    record: Mapping[str, float] = field(default_factory=dict)
+
+
 class Mix:
-    """How models combine. `memory` names what it remembers between rounds on the server."""
+    """How models combine. `memory` names what it remembers between rounds; `meets` says that nodes
+    combine what those they meet tell them; `validates` names the part of a client's data on which
+    its row is scored before it is combined."""
 
     part: str = "all"
     home: Home = "server"
     expects: Literal["weights", "gradients"] = "weights"
     memory: tuple[str, ...] = ()
+    meets: bool = False
+    validates: str | None = None
+
+    def among_nodes(self) -> Mix:
+        """The same without a server, for nodes that meet."""
+        if self.meets:
+            return self
+        raise FedloomError(
+            f"{type(self).__name__} combines models in one place, so it can't work among nodes "
+            "that only meet one another. Leave the topology out, or choose another method."
+        )
 
     def combine(self, g: Gathering) -> Mixed:
         raise NotImplementedError
