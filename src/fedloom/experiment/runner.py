@@ -23,6 +23,7 @@ from fedloom.engine import Scored, Task, Trained
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
 from fedloom.local import LocalRule, Optimiser
+from fedloom.metrics.alike import mean_similarity
 from fedloom.metrics.cost import peak_memory, reset_peak_memory
 from fedloom.metrics.scores import client_scores, summarise
 from fedloom.mix import Gathering, Mixed
@@ -143,12 +144,17 @@ class Runner:
         clients = self._scored_clients
         common = self._score_common(clients)
         if common is not None:
-            record["test"] = common
+            names = {"test_accuracy": "accuracy", "test_loss": "loss"}
+            record["test"] = {name: float(common[c].mean()) for c, name in names.items()}
+        if self.experiment.method.mix.home == "node":
+            record["similarity"] = mean_similarity(self._trainable(clients))
         tables = []
         for population, members in (("local", clients), ("new", self._newcomers)):
             if not len(members):
                 continue
             table = self._score_clients(t, members)
+            if population == "local" and self.experiment.state.personal and common is not None:
+                table = table.merge(common, on="client", how="left")
             table.insert(0, "round", t)
             table.insert(1, "population", population)
             tables.append(table)
@@ -199,8 +205,12 @@ class Runner:
     def _newcomers(self) -> np.ndarray:
         return np.array(self.experiment.federation.newcomer_ids, dtype=np.int64)
 
-    def _score_common(self, clients: np.ndarray) -> dict[str, float] | None:
-        """The common test set: by the shared model, or the mean over the clients' own."""
+    def _trainable(self, clients: np.ndarray) -> Iterable[Tensor]:
+        x = self.experiment
+        return (x.state.rows(some)[:, : x.layout.trainable] for some in _chunks(clients))
+
+    def _score_common(self, clients: np.ndarray) -> pd.DataFrame | None:
+        """The common test set: by the shared model, or by each of the clients' own."""
         x = self.experiment
         if not len(x.federation.global_test()):
             return None
@@ -217,7 +227,7 @@ class Runner:
             accuracies.append(np.trace(scored.confusion, axis1=1, axis2=2) / total)
             losses.append(scored.loss / total)
         accuracy, loss = np.concatenate(accuracies), np.concatenate(losses)
-        return {"accuracy": float(accuracy.mean()), "loss": float(loss.mean())}
+        return pd.DataFrame({"client": who, "test_accuracy": accuracy, "test_loss": loss})
 
     def _score_clients(self, t: int, clients: np.ndarray) -> pd.DataFrame:
         """Everyone with a model of its own or the shared one; strangers by the newcomer rule."""

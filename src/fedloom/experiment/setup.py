@@ -116,7 +116,7 @@ def placed(config: Config, method: Method) -> Method:
             ) from None
     if isinstance(method.topology, Peers):
         return replace(method, topology=replace(method.topology, faults=faults))
-    if faults != Faults():
+    if faults != Faults.parse("none"):
         raise FedloomError(
             f"faults={config.faults} would do nothing: {config.method} has a server, and faults "
             "are of nodes that meet. Give a --topology, or leave them out."

@@ -35,7 +35,7 @@ class FedDom(Serverless):
         None, ge=1, description="most neighbours that a node tells of, the last met; none: all"
     )
     most: int | None = Field(
-        None, ge=1, description="most nodes in a node's graph, the newest; none: all"
+        100, ge=1, description="most nodes in a node's graph, the newest; none: all"
     )
     forget: int | None = Field(
         None, ge=1, description="rounds after which what a node was told is dropped; none: never"

@@ -134,9 +134,7 @@ class DominatingSet(Mix):
     def scores(self, graph: LocalGraph) -> np.ndarray:
         """Eq. 6: a node's weight, less where its neighbours are better linked, or far in model."""
         w, degree = self.weights(graph), graph.degree
-        drift = np.bincount(
-            graph.first, self.distances(graph) * w[graph.second], len(graph.ids)
-        )
+        drift = np.bincount(graph.first, self.distances(graph) * w[graph.second], len(graph.ids))
         linked = degree > 0
         starts = np.concatenate([[0], np.cumsum(degree)[:-1]])[linked]
         best = np.ones(len(w))
@@ -221,9 +219,7 @@ class DominatingSet(Mix):
         told = place[old.told]
         knowledge = replace(old, entries=entries, known=mine, met=met, told=told)
         late_ones = (old.receiver[arrives], told[arrives])
-        known, up, down = self._merge(
-            knowledge, (sender, receiver, late), late_ones, len(columns)
-        )
+        known, up, down = self._merge(knowledge, (sender, receiver, late), late_ones, len(columns))
         knowledge = replace(knowledge, known=known)
         later = late > 0
         knowledge = replace(

@@ -85,7 +85,10 @@ class Gossip(Mix):
         count = len(g.clients)
         here = np.arange(count)
         entries = np.concatenate([own, share])
-        to, source = np.concatenate([here, now.receiver]), np.concatenate([here, count + now.carries])
+        to, source = (
+            np.concatenate([here, now.receiver]),
+            np.concatenate([here, count + now.carries]),
+        )
         matrix = csr_array((entries, (to, source)), shape=(count, count + len(now.rows)))
         values = torch.cat([columns.take(g.rows), now.rows]).double().numpy()
         if g.indexes is None or all(index is None for index in g.indexes):
@@ -105,7 +108,7 @@ class Gossip(Mix):
     def _deliver(self, g: Gathering, columns: Columns) -> tuple[Mail, Mail, Traffic]:
         """What arrives in this round, receivers as positions; what is still under way; bytes."""
         sender, receiver, late = g.contacts.messages()
-        sender, to = np.searchsorted(g.clients, sender), np.searchsorted(g.clients, receiver)
+        sender = np.searchsorted(g.clients, sender)
         covers = _covers(g, columns)
         weight, due = g.weights[sender], g.round + late
         sent = Mail(columns.take(g.rows), covers, sender, receiver, due, weight)
@@ -162,4 +165,3 @@ class Step(Gossip):
     ) -> tuple[np.ndarray, np.ndarray]:
         met = np.bincount(receiver, minlength=len(own))
         return self.rate / (met[receiver] + 1), 1 - self.rate * met / (met + 1)
-

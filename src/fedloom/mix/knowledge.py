@@ -111,11 +111,11 @@ class Knowledge:
 
     def widened(self, nodes: int) -> Knowledge:
         """Room for nodes that were not heard of before."""
-        grown = {
-            name: np.pad(table, [(0, max(nodes - n, 0)) for n in table.shape], constant_values=-1)
-            for name, table in (("known", self.known), ("met", self.met))
-        }
-        return replace(self, **grown, told=widened(self.told, nodes, NOTHING))
+        known, met = (
+            np.pad(table, [(0, max(nodes - n, 0)) for n in table.shape], constant_values=-1)
+            for table in (self.known, self.met)
+        )
+        return replace(self, known=known, met=met, told=widened(self.told, nodes, NOTHING))
 
     def forgotten(self, nodes: np.ndarray) -> Knowledge:
         """These nodes know nothing any more."""

@@ -59,8 +59,8 @@ class Peers(Topology):
     part in the round in which it arrives.
     """
 
-    network: Network = field(default_factory=Waypoint)
-    faults: Faults = field(default_factory=Faults)
+    network: Network = field(default_factory=lambda: network(Waypoint.name))
+    faults: Faults = field(default_factory=lambda: Faults.parse("none"))
     self_training: int = 0
     alone: bool = True
     server: bool = False

@@ -49,13 +49,13 @@ class ContactReport:
         """What a run of these settings would see."""
         from fedloom.streams import stream
 
-        def names(t: int) -> Contacts:
+        def contacts(t: int) -> Contacts:
             def draw(*purpose: str | int, round: int = t) -> np.random.Generator:
                 return stream(seed, *purpose, round)
 
             return topology.contacts(t, nodes, nodes, draw)
 
-        return ContactReport(nodes, [names(t) for t in range(1, rounds + 1)])
+        return ContactReport(nodes, [contacts(t) for t in range(1, rounds + 1)])
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -68,11 +68,8 @@ class ContactReport:
     @cached_property
     def gaps(self) -> np.ndarray:
         """Inter-contact times: rounds from the end of a contact to the next of the same pair."""
-        codes = [c.edges[:, 0] * self.nodes + c.edges[:, 1] for c in self.rounds if len(_of(c))]
-        rounds = [np.full(len(_of(c)), t) for t, c in enumerate(self.rounds) if len(_of(c))]
-        if not codes:
-            return np.empty(0, dtype=np.int64)
-        code, when = np.concatenate(codes), np.concatenate(rounds)
+        code = np.concatenate([self._pairs(c) for c in self.rounds])
+        when = np.repeat(np.arange(len(self.rounds)), [len(self._pairs(c)) for c in self.rounds])
         order = np.lexsort((when, code))
         same = np.diff(code[order]) == 0
         apart = np.diff(when[order])[same]
@@ -82,9 +79,11 @@ class ContactReport:
     def met(self) -> float:
         """The share of all pairs that met at least once."""
         every = self.nodes * (self.nodes - 1) / 2
-        seen = np.concatenate([_of(c)[:, 0] * self.nodes + _of(c)[:, 1] for c in self.rounds])
+        seen = np.concatenate([self._pairs(c) for c in self.rounds])
         return len(np.unique(seen)) / every if every else 0.0
 
-
-def _of(contacts: Contacts) -> np.ndarray:
-    return np.empty((0, 2), dtype=np.int64) if contacts.edges is None else contacts.edges
+    def _pairs(self, contacts: Contacts) -> np.ndarray:
+        """A number for every pair that meets in a round."""
+        if contacts.edges is None:
+            return np.empty(0, dtype=np.int64)
+        return contacts.edges[:, 0] * self.nodes + contacts.edges[:, 1]
