@@ -224,8 +224,9 @@ class Runner:
         for some in _chunks(who):
             scored = x.engine.score_global(x.state.rows(some), some)
             total = scored.confusion.sum((1, 2))
-            accuracies.append(np.trace(scored.confusion, axis1=1, axis2=2) / total)
-            losses.append(scored.loss / total)
+            right = np.trace(scored.confusion, axis1=1, axis2=2)
+            accuracies.append(np.broadcast_to(right / total, len(some)))
+            losses.append(np.broadcast_to(scored.loss / total, len(some)))
         accuracy, loss = np.concatenate(accuracies), np.concatenate(losses)
         return pd.DataFrame({"client": who, "test_accuracy": accuracy, "test_loss": loss})
 

@@ -198,39 +198,41 @@ class DominatingSet(Mix):
     ) -> tuple[Knowledge, Traffic]:
         """Everybody tells of itself, and those that meet tell each other all they know."""
         sender, receiver, late = g.contacts.messages()
-        now = late == 0
         nodes = int(max(len(old.known), g.clients.max(initial=-1) + 1))
         old = old.widened(nodes).forgotten(g.contacts.forgotten)
         arrives = (old.due == g.round) & np.isin(old.receiver, g.clients)
         met = old.met.copy()
-        met[receiver[now], sender[now]] = g.round
+        met[receiver[late == 0], sender[late == 0]] = g.round
         met[old.receiver[arrives], old.sender[arrives]] = g.round
-        going = old.due > g.round
-        # Entries that somebody has or is being sent are kept; each node's own is made anew.
+        new = self._told(g, met, columns)
         mine = old.known.copy()
-        mine[g.clients, g.clients] = NOTHING
-        under_way = old.told[arrives | going]
-        kept = np.unique(np.concatenate([mine[mine >= 0], under_way[under_way >= 0]]))
-        place = np.full(len(old.entries) + 1, NOTHING)  # the last stands for nothing
+        mine[g.clients, g.clients] = len(old.entries) + np.arange(len(new))  # they come behind
+        known, traffic = self._merge(
+            old.entries,
+            new,
+            mine,
+            (sender, receiver, late),
+            (old.receiver[arrives], old.told[arrives]),
+        )
+        known = self._pruned(known, np.concatenate([old.entries.round, new.round, [-1]]), g.round)
+        going, later = old.due > g.round, late > 0
+        told = np.concatenate([old.told[going], mine[sender[later]]])
+        # Entries that nobody has, and nobody is being sent, are dropped before models are compared.
+        used = np.unique(np.concatenate([known[known >= 0], told[told >= 0]]))
+        kept = used[used < len(old.entries)]
+        place = np.full(len(old.entries) + len(new) + 1, NOTHING)  # the last stands for nothing
         place[kept] = np.arange(len(kept))
-        entries = old.entries.replaced(kept, self._told(g, met, columns), compared)
-        mine = place[mine]
-        mine[g.clients, g.clients] = len(kept) + np.arange(len(g.clients))
-        told = place[old.told]
-        knowledge = replace(old, entries=entries, known=mine, met=met, told=told)
-        late_ones = (old.receiver[arrives], told[arrives])
-        known, up, down = self._merge(knowledge, (sender, receiver, late), late_ones, len(columns))
-        knowledge = replace(knowledge, known=known)
-        later = late > 0
-        knowledge = replace(
-            knowledge,
-            known=self._pruned(knowledge, g.round),
+        place[len(old.entries) : -1] = len(kept) + np.arange(len(new))
+        knowledge = Knowledge(
+            entries=old.entries.replaced(kept, new, compared),
+            known=place[known],
+            met=met,
             receiver=np.concatenate([old.receiver[going], receiver[later]]),
             sender=np.concatenate([old.sender[going], sender[later]]),
             due=np.concatenate([old.due[going], g.round + late[later]]),
-            told=np.concatenate([told[going], mine[sender[later]]]),
+            told=place[told],
         )
-        return knowledge, Traffic(up[g.clients], down[g.clients])
+        return knowledge, Traffic(traffic.up[g.clients], traffic.down[g.clients])
 
     def _told(self, g: Gathering, met: np.ndarray, columns: Columns) -> Entries:
         """What the nodes tell of themselves in this round. Whoever has nothing to validate on has
@@ -248,20 +250,23 @@ class DominatingSet(Mix):
 
     def _merge(
         self,
-        knowledge: Knowledge,
+        old: Entries,
+        new: Entries,
+        mine: np.ndarray,
         messages: tuple[np.ndarray, np.ndarray, np.ndarray],
         arrived: tuple[np.ndarray, np.ndarray],
-        width: int,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, Traffic]:
         """What everybody knows after this round's messages; values sent and received by node.
 
         Two that meet first tell which entries they have, two numbers each, and then send those
         that the other has older or not at all. Nobody answers a late message, so it carries all.
         """
-        mine, nodes = knowledge.known, len(knowledge.known)
+        nodes, width = len(mine), new.rows.shape[1]
         sender, receiver, late = messages
-        price = np.append(width + 2.0 + knowledge.entries.met.sum(axis=1), 0)[mine]
-        rounds, greeting = knowledge.rounds(mine), 2.0 * (mine >= 0).sum(axis=1)
+        told_in = np.concatenate([old.round, new.round, [-1]]).astype(np.int32)
+        linked = np.concatenate([old.met.sum(axis=1), new.met.sum(axis=1)])
+        costs = np.append(width + 2.0 + linked, 0)  # the last of each stands for no entry
+        rounds, price, greeting = told_in[mine], costs[mine], 2.0 * (mine >= 0).sum(axis=1)
         known, up, down = mine.copy(), np.zeros(nodes), np.zeros(nodes)
         ends = np.searchsorted(receiver, np.arange(nodes + 1))
         for node in np.unique(receiver):
@@ -274,24 +279,20 @@ class DominatingSet(Mix):
             down[node] += sent[delay == 0].sum()
             newest = np.where((delay == 0)[:, None], rounds[who], -1)
             best = newest.argmax(axis=0)
-            better = newest[best, np.arange(nodes)] > rounds[node]
-            known[node, better] = mine[who[best[better]], better.nonzero()[0]]
+            better = np.flatnonzero(newest[best, np.arange(nodes)] > rounds[node])
+            known[node, better] = mine[who[best[better]], better]
         for node, told in zip(*arrived, strict=True):
-            newer = knowledge.rounds(told) > knowledge.rounds(known[node])
+            newer = told_in[told] > told_in[known[node]]
             known[node, newer] = told[newer]
-            has = told[told >= 0]
-            down[node] += (width + 4.0) * len(has) + knowledge.entries.met[has].sum()
-        return known, up.astype(np.int64), down.astype(np.int64)
+            down[node] += costs[told].sum() + 2.0 * (told >= 0).sum()
+        return known, Traffic(up.astype(np.int64), down.astype(np.int64))
 
-    def _pruned(self, knowledge: Knowledge, now: int) -> np.ndarray:
+    def _pruned(self, known: np.ndarray, told_in: np.ndarray, now: int) -> np.ndarray:
         """What nodes go on with: entries that are not too old, and the newest of those."""
-        rounds = knowledge.rounds(knowledge.known)
         oldest = 0 if self.forget is None else now - self.forget
-        themselves = np.arange(len(rounds))
-        own = knowledge.known[themselves, themselves]
-        known = np.where(_latest(rounds, self.most, oldest), knowledge.known, NOTHING)
-        known[themselves, themselves] = own
-        return known
+        stays = _latest(told_in[known], self.most, oldest)
+        np.fill_diagonal(stays, True)
+        return np.where(stays, known, NOTHING)
 
     def _compared(self, layout: Layout, columns: Columns) -> tuple[torch.Tensor | None, int]:
         """The combined columns that distances are taken on (None: all), and their number."""

@@ -124,11 +124,6 @@ class Knowledge:
         known[nodes], met[nodes] = NOTHING, -1
         return replace(self, known=known, met=met)
 
-    def rounds(self, places: np.ndarray) -> np.ndarray:
-        """The rounds in which these entries were told; -1 for none."""
-        told = np.append(self.entries.round, -1).astype(np.int32)
-        return told[places]  # no entry is -1: the last one
-
     def graph(self, node: int, length: int) -> LocalGraph:
         """What this node can know, and nothing else; models were compared on `length` columns."""
         ids = np.flatnonzero(self.known[node] >= 0)

@@ -162,7 +162,7 @@ class EdgeList(Network):
     file: str = Field(description="CSV file with two node numbers in a line")
 
     def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
-        found = _edge_list(self.file)
+        found = _edge_list(*stamped(self.file))
         if len(found) and found.max() >= nodes:
             raise FedloomError(
                 f"'{self.file}' names node {found.max()}, but the {nodes} nodes are numbered 0 to "
@@ -172,10 +172,16 @@ class EdgeList(Network):
 
 
 @lru_cache(maxsize=8)
-def _edge_list(file: str) -> np.ndarray:
+def _edge_list(file: str, stamp: int) -> np.ndarray:
     rows = table(file, 2, "two node numbers")
     links = np.array([[whole(file, word) for word in row] for row in rows], dtype=np.int64)
     return links.reshape(-1, 2)
+
+
+def stamped(file: str) -> tuple[str, int]:
+    """A file with the time of its last change: what it held may be kept in mind until then."""
+    path = Path(file).absolute()
+    return str(path), path.stat().st_mtime_ns if path.exists() else 0
 
 
 def table(file: str, columns: int, what: str) -> list[list[str]]:

@@ -63,7 +63,8 @@ class Peers(Topology):
     faults: Faults = field(default_factory=lambda: Faults.parse("none"))
     self_training: int = 0
     alone: bool = True
-    server: bool = False
+    pools: bool = field(default=False, init=False)
+    server: bool = field(default=False, init=False)
 
     def contacts(self, round: int, clients: int, participants: int, stream: Stream) -> Contacts:
         up, back = self.faults.nodes(round, clients, stream)

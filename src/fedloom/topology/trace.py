@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedloom.errors import FedloomError
 from fedloom.topology.base import Stream
-from fedloom.topology.network import Network, pairs, table
+from fedloom.topology.network import Network, pairs, stamped, table
 
 
 class Trace(Network):
@@ -25,7 +25,7 @@ class Trace(Network):
     every: float = Field(1, gt=0, description="time that a round takes, in the file's unit")
 
     def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
-        windows, links, names = _contacts(self.file, self.every)
+        windows, links, names = _contacts(*stamped(self.file), self.every)
         if names > nodes:
             raise FedloomError(
                 f"'{self.file}' has {names} nodes, more than the run ({nodes}). Give --clients "
@@ -37,7 +37,7 @@ class Trace(Network):
 
 
 @lru_cache(maxsize=8)
-def _contacts(file: str, every: float) -> tuple[np.ndarray, np.ndarray, int]:
+def _contacts(file: str, stamp: int, every: float) -> tuple[np.ndarray, np.ndarray, int]:
     """The window and the two nodes of every contact, in order, and the number of nodes."""
     rows = table(file, 3, "a time and two nodes")
     if not rows:
