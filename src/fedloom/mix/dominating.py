@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,7 @@ def _by_largest(values: np.ndarray, cost: bool = False) -> np.ndarray:
     return values / largest if largest > 0 else np.ones_like(values)
 
 
+@cache
 def _waspas() -> Any:
     from pymcdm.methods import WASPAS
 

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 # Colours that stay apart for colour-blind readers (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 STYLES = ("-", "--", "-.", ":")
+#: what is not an accuracy, and so not in %
+PLAIN = {
+    "test_loss": "loss",
+    "dominating": "nodes",
+    "known": "nodes",
+    "similarity": "cosine similarity",
+}
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -98,7 +105,7 @@ def plot_curves(curves: Mapping[str, Sequence[pd.DataFrame]], panels: Mapping[st
             scores = [f.set_index("round")[column] for f in frames if column in f]
             if not scores:
                 continue
-            together = 100 * pd.concat(scores, axis=1)
+            together = pd.concat(scores, axis=1) * (1 if column in PLAIN else 100)
             colour = COLOURS[i % len(COLOURS)]
             style = STYLES[i % len(STYLES)]  # so that equal curves don't hide each other
             dot = "o" if len(together) == 1 else None  # a line needs two points
@@ -109,6 +116,7 @@ def plot_curves(curves: Mapping[str, Sequence[pd.DataFrame]], panels: Mapping[st
                 axis.fill_between(together.index, low, high, color=colour, alpha=0.15, lw=0)
         axis.set_title(panels[column], fontsize=10)
         _accuracy_axis(axis)
+        axis.set_ylabel(PLAIN.get(column, axis.get_ylabel()))
     lines, labels = axes[0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 6))
     return figure
