@@ -32,11 +32,12 @@ OURS = {
     "lenet": ["fedloom:serial", "fedloom:processes"],
     "conv4": ["fedloom:serial", "fedloom:processes", "fedloom:processes:0:bf16"],
     "fedmeta-per": ["fedloom:serial", "fedloom:processes"],
+    "feddom": ["fedloom:serial", "fedloom:stacked"],
 }
 PEERS_IN = ("mlp", "lenet", "conv4")  # what pfl and Flower can do out of the box
 SAME = 1e-3  # relative distance
 #: workload → turns, and rounds in a turn: about a second
-TURNS = {"mlp": (5, 10), "lenet": (5, 2), "conv4": (3, 1), "fedmeta-per": (3, 1)}
+TURNS = {"mlp": (5, 10), "lenet": (5, 2), "conv4": (3, 1), "fedmeta-per": (3, 1), "feddom": (3, 2)}
 GROWTH = {
     "registered clients": [("small", {"clients": 10**k}) for k in range(2, 7)],
     "participants": [("small", {"participants": n}) for n in (10, 20, 40, 80)],
@@ -221,7 +222,7 @@ def plot(tables: dict[str, list[dict[str, Any]]], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--only", default="mlp,lenet,conv4,fedmeta-per,growth")
+    parser.add_argument("--only", default="mlp,lenet,conv4,fedmeta-per,feddom,growth")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -40,10 +40,12 @@ Contestant = Callable[["Workload", int, Mark], "Tensor"]
 def bare(workload: Workload, rounds: int, mark: Mark, *, threads: int) -> Tensor:
     import torch
 
+    from benchmarks.bare_dom import BareDom
     from benchmarks.workloads import Bare, BareMeta
 
     torch.set_num_threads(threads)
-    runner = (Bare if workload.method == "fedavg" else BareMeta)(workload)
+    kinds = {"fedavg": Bare, "fedmeta-per-maml": BareMeta, "feddom": BareDom}
+    runner = kinds[workload.method](workload)
     for t in range(1, rounds + 1):
         runner.round(t)
         mark()

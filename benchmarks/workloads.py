@@ -47,6 +47,7 @@ class Workload:
     participants: int = 10
     options: tuple[tuple[str, Any], ...] = ()  # of the model
     method: str = "fedavg"
+    test_share: float = 0.0  # of a client's data, for methods that validate
 
     @property
     def trainable(self) -> int:
@@ -62,9 +63,9 @@ class Workload:
             "model": self.model,
             "model_options": dict(self.options),
             "clients": self.clients,
-            "participation": self.participants,
+            "participation": 1.0 if self.participants == self.clients else self.participants,
             "partition": "iid",
-            "test_share": 0.0,
+            "test_share": self.test_share,
             "rounds": 10_000,
         }
 
@@ -74,6 +75,7 @@ WORKLOADS = (
     Workload("lenet", "lenet", "3x32x32", 500),
     Workload("conv4", "conv4", "1x28x28", 200),
     Workload("fedmeta-per", "lenet", "3x32x32", 200, method="fedmeta-per-maml"),
+    Workload("feddom", "mlp", "1x28x28", 60, participants=100, method="feddom", test_share=0.2),
 )
 #: for the growth curves: small enough that the engine's own cost shows
 SMALL = Workload("small", "mlp", "1x8x8", 20, participants=20)
@@ -128,7 +130,11 @@ class Fedloom:
         self._runner.round(t)
 
     def weights(self) -> torch.Tensor:
-        return self._experiment.state.shared
+        """The shared model, or the mean of the models of nodes."""
+        x = self._experiment
+        if x.method.mix.home == "server":
+            return x.state.shared
+        return x.state.rows(np.arange(x.config.clients)).double().mean(0).float()
 
     def close(self) -> None:
         self._experiment.engine.close()
@@ -167,6 +173,9 @@ class Bare:
 
     def _train(self, client: int, t: int) -> None:
         self._module.load_state_dict(self._global)
+        self._fit(client, t)
+
+    def _fit(self, client: int, t: int) -> None:
         self._module.train()
         optimiser = torch.optim.SGD(self._module.parameters(), lr=0.05)
         x, y = self._part(client, "train")

@@ -583,7 +583,16 @@ def test_a_node_that_comes_back_without_its_state_starts_anew(quick):
 def test_the_records_tell_what_happened(quick):
     result = run(quick, "feddom")
     rounds = result.rounds
-    for name in ("degree", "isolated", "contacts", "components", "dominating", "known", "entries"):
+    for name in (
+        "degree",
+        "isolated",
+        "contacts",
+        "components",
+        "dominating",
+        "known",
+        "age",
+        "entries",
+    ):
         assert rounds[name].notna().all(), name
     assert (rounds["dominating"] <= rounds["known"]).all()
     assert rounds["known"].is_monotonic_increasing

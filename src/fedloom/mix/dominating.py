@@ -174,6 +174,7 @@ class DominatingSet(Mix):
             share.append(shares)
             known += len(graph.ids)
         sizes = [len(a) for a in at[1:]]
+        ages = g.round - knowledge.entries.round[np.concatenate(at)]
         used, source = np.unique(np.concatenate(at), return_inverse=True)
         starts = np.concatenate([[0], np.cumsum(sizes)])
         matrix = csr_array((np.concatenate(share), source, starts), shape=(len(sizes), len(used)))
@@ -190,6 +191,7 @@ class DominatingSet(Mix):
             record={
                 "dominating": sum(sizes) / max(len(sizes), 1),
                 "known": known / max(len(sizes), 1),
+                "age": float(ages.mean()) if len(ages) else 0.0,
                 "entries": len(knowledge.entries),
             },
         )

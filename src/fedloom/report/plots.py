@@ -21,6 +21,7 @@ STYLES = ("-", "--", "-.", ":")
 #: what is not an accuracy, and so not in %
 PLAIN = {
     "test_loss": "loss",
+    "age": "rounds",
     "dominating": "nodes",
     "known": "nodes",
     "similarity": "cosine similarity",

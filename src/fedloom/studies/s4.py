@@ -183,13 +183,18 @@ class S4DomSet(_S4):
             runs = results.get(_name("feddom", nodes), ())
             rows.append([
                 str(nodes), _mean(runs, "dominating", 1), str(SOURCE_SIZE.get(nodes, "–")),
-                _mean(runs, "known", 1), _over(runs, "degree", 2),
+                _mean(runs, "known", 1), _mean(runs, "age", 1), _over(runs, "degree", 2),
             ])  # fmt: skip
-        heads = ["nodes", "members at the end", "source", "known nodes", "nodes met"]
+        heads = ["nodes", "members at the end", "source", "known nodes", "age of their models",
+                 "nodes met"]  # fmt: skip
         return [Table(f"Dominating sets, {ask.data}", heads, rows)]
 
     def pictures(self, ask: Ask, results: Results) -> list[Picture]:
-        panels = {"dominating": "members of the dominating set", "known": "nodes that a node knows"}
+        panels = {
+            "dominating": "members of the dominating set",
+            "known": "nodes that a node knows",
+            "age": "age of the members' models",
+        }
         curves = {_name("feddom", n): f"{n} nodes" for n in _nodes(ask)}
         return [
             Picture("sizes", f"Dominating sets on {ask.data}", panels, _curves(results, curves))
