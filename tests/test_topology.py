@@ -241,3 +241,33 @@ def test_contacts_are_counted(in_tmp):
     assert report.table["components"].tolist() == [3, 4, 5, 5, 4, 4]
     assert report.gaps.tolist() == [3]  # 0 and 1 met in rounds 1 and 2, then in round 5
     assert report.met == 3 / 10
+
+
+@pytest.mark.parametrize("text", ["waypoint,area=300", "ring", "grid"])
+def test_a_network_is_drawn_as_a_strip_or_a_film(in_tmp, text):
+    from PIL import Image
+
+    from fedloom.report.topology_plot import save_film
+
+    links = network(text)
+    report = ContactReport.of(Peers(links, Faults.parse("fail=0.2")), 12, 5)
+    save_film(report, links, 0, text, in_tmp / "strip.png")
+    assert Image.open(in_tmp / "strip.png").size[0] > 1000
+    save_film(report, links, 0, text, in_tmp / "film.gif")
+    assert Image.open(in_tmp / "film.gif").n_frames == 5
+
+
+def test_the_command_line_shows_a_network(in_tmp):
+    from typer.testing import CliRunner
+
+    from fedloom.cli import app
+
+    shown = CliRunner().invoke(app, ["topology"])
+    assert "erdos-renyi" in shown.output
+    words = ["topology", "waypoint,area=300", "--clients", "10", "--rounds", "4", "--plot", "a.png"]
+    shown = CliRunner().invoke(app, words)
+    assert "isolated nodes" in shown.output
+    assert (in_tmp / "a.png").exists()
+    wrong = CliRunner().invoke(app, [*words[:-1], "a.txt"])
+    assert isinstance(wrong.exception, FedloomError)
+    assert ".gif" in str(wrong.exception)

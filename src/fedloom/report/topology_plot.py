@@ -55,7 +55,7 @@ def save_film(report: ContactReport, network: Network, seed: int, title: str, fi
         figure.suptitle(title, fontsize=10)
         return ()
 
-    film = FuncAnimation(figure, draw, frames=len(report.rounds))  # type: ignore[arg-type]
+    film = FuncAnimation(figure, draw, frames=len(report.rounds))
     file.parent.mkdir(parents=True, exist_ok=True)
     film.save(str(file), writer=PillowWriter(fps=PACE), dpi=80)
 
@@ -65,11 +65,11 @@ def film_strip(report: ContactReport, network: Network, seed: int, title: str) -
     rounds = len(report.rounds)
     shown = np.unique(np.linspace(1, rounds, min(FRAMES, rounds)).astype(int))
     figure = new_figure(max(2.6 * len(shown), 6), 5.4)
-    above, below = figure.subfigures(2, 1, height_ratios=(3, 2))
-    axes = above.subplots(1, len(shown), squeeze=False)[0]
+    parts = figure.subfigures(2, 1, height_ratios=(3, 2), squeeze=False)[:, 0]
+    axes = parts[0].subplots(1, len(shown), squeeze=False)[0]
     for axis, t in zip(axes, shown, strict=True):
         _frame(axis, report, network, seed, int(t))
-    left, right = below.subplots(1, 2)
+    left, right = parts[1].subplots(1, 2)
     table = report.table
     left.plot(table["round"], table["degree"], color=COLOURS[0], label="mean degree")
     left.set(xlabel="round", ylabel="nodes met in a round")
@@ -101,7 +101,8 @@ def _frame(axis: Axes, report: ContactReport, network: Network, seed: int, t: in
     size = float(np.clip(900 / report.nodes, 2, 30))
     for which, colour, marker in ((met, COLOURS[0], "o"), (up & ~met, COLOURS[1], "o"),
                                   (~up, "#999999", "x")):  # fmt: skip
-        axis.scatter(*places[which].T, s=size, color=colour, marker=marker, zorder=2)
+        x, y = places[which].T
+        axis.scatter(x, y, s=size, color=colour, marker=marker, zorder=2)
     low, high = network.frame
     edge = 0.03 * (high - low)
     axis.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge), aspect="equal")
