@@ -19,9 +19,10 @@ from fedloom.adapt import FineTune
 from fedloom.engine.choose import pick
 from fedloom.errors import FedloomError
 from fedloom.local import SGD, Proximal
-from fedloom.mix import Average
+from fedloom.mix import Average, DominatingSet, PeerAverage, Step
 from fedloom.models import build
 from fedloom.models.nets import Conv4
+from fedloom.topology import Peers, network
 
 PERSONAL_AND_META = (
     "fedper", "lg-fedavg", "fedmeta-maml", "fedmeta-metasgd", "fedmeta-per-maml",
@@ -43,6 +44,11 @@ METHODS = {
     "swap": method(mix=Swap()),
     "gossip": method(mix=Gossip(), topology=Complete()),
     "momentum": method(mix=Momentum()),
+    "peers": method(mix=Step(0.7), topology=Peers(network("erdos-renyi:0.4"))),
+    "dominating": method(mix=DominatingSet(), topology=Peers(network("waypoint,area=200"))),
+    "sub-models by gossip": method(
+        mix=PeerAverage(), select=Half(), topology=Peers(network("ring"))
+    ),
 }
 
 

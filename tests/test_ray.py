@@ -19,7 +19,16 @@ def cluster():
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg", "local", "fine-tuned", "sub-models", "lg-fedavg", "fedmeta-per-metasgd"]
+    "name",
+    [
+        "fedavg",
+        "local",
+        "fine-tuned",
+        "sub-models",
+        "lg-fedavg",
+        "fedmeta-per-metasgd",
+        "dominating",
+    ],
 )
 def test_ray_gives_the_bits_of_serial(quick, cluster, name):
     serial, pool = run(quick, name), run(quick, name, engine="ray", workers=2)

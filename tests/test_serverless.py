@@ -14,11 +14,11 @@ from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.local import MAML
 from fedloom.method import Method
-from fedloom.mix import Average, DominatingSet, Gathering, PeerAverage, Step
+from fedloom.mix import Average, DominatingSet, Gathering, Keep, PeerAverage, Step
 from fedloom.mix.dominating import PAIRWISE, criteria_weights, greedy_dominating_set, waspas
 from fedloom.mix.knowledge import Entries, Knowledge, LocalGraph
 from fedloom.streams import stream
-from fedloom.topology import LOST, Contacts, Peers, Star, network
+from fedloom.topology import LOST, Contacts, Peers, Pooled, Star, network
 
 LAYOUT = Layout.of(nn.Linear(3, 2))
 MIXES = {"p2p": PeerAverage(), "wafl": Step(0.8), "feddom": DominatingSet(theta=0.3)}
@@ -650,13 +650,38 @@ def test_local_rules_and_parts_work_among_nodes(quick, name):
     ("name", "why"),
     [
         ("fedsgd", "a model each"),
-        ("local", "nobody talks to anybody"),
-        ("centralised", "meets nobody"),
+        ("local", "would do nothing"),
+        ("centralised", "would do nothing"),
     ],
 )
 def test_what_makes_no_sense_among_nodes_is_refused(quick, name, why):
     with pytest.raises(FedloomError, match=why):
         fedloom.run(name, topology="ring")
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [({"mix": Keep()}, "nobody talks"), ({"topology": Pooled()}, "meets nobody")],
+)
+def test_parts_that_make_no_sense_among_nodes_are_refused(parts, why):
+    with pytest.raises(FedloomError, match=why):
+        Method(**parts).among(Peers())
+
+
+def test_reference_lines_stand_beside_methods_without_a_server(quick, in_tmp):
+    more = {"clients": 5, "partition": "iid", "rounds": 1, "topology": "ring"}
+    table = fedloom.compare(["local", "centralised", "wafl"], seeds=1, out="c", **more).table
+    assert list(table.index) == ["local", "centralised", "wafl"]
+
+
+def test_a_newcomer_gets_the_mean_of_all_models(quick):
+    result = run(quick, "wafl", newcomers=2)
+    x = np.random.default_rng(0).integers(0, 16, (4, 1, 8, 8))
+    model = result.newcomer_model(x, [0, 1, 2, 3])
+    mean = states(result)["kept/rows"].double()
+    weights = states(result)["kept/weights"][:, None]
+    expected = (mean * weights).sum(0) / weights.sum()
+    assert torch.allclose(Layout.of(model).flatten(model).double(), expected, atol=1e-6)
 
 
 def test_a_mix_of_ones_own_at_the_server_is_refused_among_nodes():
