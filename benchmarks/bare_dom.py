@@ -94,7 +94,7 @@ class BareDom(Bare):
                 score[at[i]] *= min(1, len(near[i]) / best) / (1 + drift)
         covered: set[int] = set()
         members = []
-        for k in np.argsort(-score, kind="stable"):
+        for k in np.argsort(-score.round(12), kind="stable"):  # equals stay equal
             if ids[k] not in covered:
                 members.append(k)
                 covered |= {ids[k], *near[ids[k]]}

@@ -718,3 +718,14 @@ def test_everybody_may_rest_or_be_down(quick):
         assert rest.rounds["participants"].tolist() == [0, 0]
     down = run(quick, "wafl", faults="fail=1,back=0.01", rounds=2)
     assert down.rounds["participants"].tolist() == [0, 0]
+
+
+def test_equal_nodes_have_equal_scores_and_the_first_is_taken():
+    """Two that know only each other, with as much data and as good: rounding must not decide."""
+    for seed in range(20):
+        g = gathering(models(2, seed) * 3 + 1, [[0, 1]])
+        mix = DominatingSet()
+        known = Knowledge.of(mix.combine(g).memory["knowledge"][0])
+        score = mix.scores(known.graph(1, 8))
+        assert score[0] == score[1]
+        assert mix.choose(known.graph(1, 8))[0].tolist() == [0]

@@ -227,7 +227,7 @@ class DominatingSet(Mix):
         place[kept] = np.arange(len(kept))
         place[len(old.entries) : -1] = len(kept) + np.arange(len(new))
         knowledge = Knowledge(
-            entries=old.entries.replaced(kept, new, compared),
+            entries=old.entries.replaced(kept, new, columns.take(g.shared), compared),
             known=place[known],
             met=met,
             receiver=np.concatenate([old.receiver[going], receiver[later]]),

@@ -31,8 +31,9 @@ class Entries:
     size: np.ndarray
     accuracy: np.ndarray
     met: np.ndarray  # entries × nodes: whom the owner had met
-    dots: np.ndarray  # entries × entries: products of the models, on the columns that are compared
-    sums: np.ndarray  # of the compared columns of each model
+    dots: np.ndarray  # entries × entries: products of what models have moved from the start
+    along: np.ndarray  # what the start adds: s·(w − s) + s·s/2
+    sums: np.ndarray  # of each model's values
 
     @staticmethod
     def none(width: int, dtype: torch.dtype) -> Entries:
@@ -45,24 +46,36 @@ class Entries:
             accuracy=zero,
             met=np.empty((0, 0), dtype=bool),
             dots=np.empty((0, 0), dtype=np.float32),
+            along=zero,
             sums=zero,
         )
 
     def __len__(self) -> int:
         return len(self.owner)
 
-    def replaced(self, kept: np.ndarray, new: Entries, compared: Tensor | None) -> Entries:
-        """Those of `kept`, then the new ones, which are compared with all on the given columns."""
+    def replaced(
+        self, kept: np.ndarray, new: Entries, start: Tensor, compared: Tensor | None
+    ) -> Entries:
+        """Those of `kept`, then the new ones, which are compared with all on the columns that
+        `compared` names (None: all).
+
+        All models began as `start`, so products are taken of what they have moved since: those of
+        the models themselves, nearly alike, would leave little of their distances but rounding.
+        """
         at = torch.from_numpy(kept)
         rows = torch.cat([self.rows[at], new.rows])
         old = len(kept)
-        fresh = _columns(new.rows, compared)
+        start = start if compared is None else start[compared]
+        moved = (rows if compared is None else rows[:, compared]) - start
+        fresh, begun = moved[old:], start.double()
         # One product of the new models with the old and one among themselves: the rest is known.
         dots = np.empty((len(rows), len(rows)), dtype=np.float32)
         dots[:old, :old] = self.dots[np.ix_(kept, kept)]
-        dots[old:, :old] = (fresh @ _columns(rows[:old], compared).T).numpy()
+        dots[old:, :old] = (fresh @ moved[:old].T).numpy()
         dots[:old, old:] = dots[old:, :old].T
-        dots[old:, old:] = (fresh @ fresh.T).numpy()
+        own = fresh @ fresh.T
+        # The same both ways to the bit: nodes that are equal in all must have equal scores.
+        dots[old:, old:] = ((own + own.T) / 2).numpy()
         return Entries(
             rows=rows,
             owner=np.concatenate([self.owner[kept], new.owner]),
@@ -71,7 +84,10 @@ class Entries:
             accuracy=np.concatenate([self.accuracy[kept], new.accuracy]),
             met=np.concatenate([widened(self.met[kept], new.met.shape[1], False), new.met]),
             dots=dots,
-            sums=np.concatenate([self.sums[kept], fresh.double().sum(1).numpy()]),
+            along=np.concatenate(
+                [self.along[kept], (torch.mv(fresh.double(), begun) + begun.dot(begun) / 2).numpy()]
+            ),
+            sums=np.concatenate([self.sums[kept], (fresh.double().sum(1) + begun.sum()).numpy()]),
         )
 
 
@@ -134,8 +150,9 @@ class Knowledge:
         np.fill_diagonal(linked, False)
         first, second = np.nonzero(linked)
         e = self.entries
-        dots = e.dots[place[first], place[second]].astype(np.float64)
-        squares, sums = np.diagonal(e.dots)[place].astype(np.float64), e.sums[place]
+        along, sums = e.along[place], e.sums[place]
+        dots = e.dots[place[first], place[second]] + (along[first] + along[second])
+        squares = np.diagonal(e.dots)[place] + 2 * along
         size, accuracy = e.size[place], e.accuracy[place]
         links = (linked, first, second, dots, squares, sums, length)
         return LocalGraph(node, ids, size, accuracy, *links)
@@ -190,7 +207,3 @@ def widened(table: np.ndarray, columns: int, empty: float) -> np.ndarray:
     """More columns, filled with `empty`."""
     more = max(columns - table.shape[1], 0)
     return np.pad(table, [(0, 0), (0, more)], constant_values=empty) if more else table
-
-
-def _columns(rows: Tensor, compared: Tensor | None) -> Tensor:
-    return rows if compared is None else rows[:, compared]
