@@ -26,8 +26,8 @@ class FedDom(Serverless):
     theta: float = Field(0.2, ge=0, le=1, description="θ: threshold of the accuracy")
     balance: float = Field(0.4, ge=0, le=1, description="λ: cosine (1) or Pearson (0) distance")
     delta: float = Field(0.7, ge=0, le=1, description="δ: how far towards the dominating set")
-    pairwise: tuple[tuple[float, ...], ...] = Field(
-        PAIRWISE,
+    pairwise: list[list[float]] = Field(
+        [list(row) for row in PAIRWISE],
         description="3×3: how many times accuracy, data size and score outweigh each other",
     )
     layers: str = Field("all", description="layers that distances are taken on: all, head, ...")
@@ -51,7 +51,7 @@ class FedDom(Serverless):
             theta=self.theta,
             balance=self.balance,
             delta=self.delta,
-            pairwise=self.pairwise,
+            pairwise=tuple(map(tuple, self.pairwise)),
             layers=self.layers,
             neighbours=self.neighbours,
             most=self.most,
