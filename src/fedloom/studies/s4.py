@@ -54,7 +54,7 @@ class _S4(Study):
             "partition": f"dirichlet:{alpha:g}",
             "topology": f"waypoint,area={ask.preset.removeprefix('area-')}",
             "rounds": rounds,
-            "eval_every": max(rounds // 20, 1),
+            "eval_every": max(rounds // 10, 1),
             "eval_common": SCORED,
             "checkpoint_every": max(rounds // 10, 1),
             "epochs": 1,
