@@ -563,7 +563,7 @@ def test_worlds_that_never_meet_do_not_touch(quick, in_tmp):
     other[60:] = (other[60:] + 1) % 3
     for name in SERVERLESS:
         one, two = (
-            run(quick, name, data=(x, labels), clients=6, topology="edges:e.csv",
+            run(quick, name, data=(x, labels, x[:9], y[:9]), clients=6, topology="edges:e.csv",
                 partition="file:p.json", augment="none")
             for labels in (y, other)
         )  # fmt: skip
