@@ -36,12 +36,13 @@ OURS = {
     "fedrolex": ["fedloom:serial", "fedloom:processes"],
     "feddse": ["fedloom:serial", "fedloom:processes"],
     "fedswap": ["fedloom:serial", "fedloom:processes"],
+    "feddom": ["fedloom:serial", "fedloom:stacked"],
 }
 PEERS_IN = ("mlp", "lenet", "conv4")  # what pfl and Flower can do out of the box
 SAME = 1e-3  # relative distance
 #: workload → turns, and rounds in a turn: about a second
 TURNS = {"mlp": (5, 10), "lenet": (5, 2), "conv4": (3, 1), "fedmeta-per": (3, 1),
-         "fedrolex": (3, 1), "feddse": (3, 1), "fedswap": (3, 1)}  # fmt: skip
+         "fedrolex": (3, 1), "feddse": (3, 1), "fedswap": (3, 1), "feddom": (3, 1)}  # fmt: skip
 GROWTH = {
     "registered clients": [("small", {"clients": 10**k}) for k in range(2, 7)],
     "participants": [("small", {"participants": n}) for n in (10, 20, 40, 80)],

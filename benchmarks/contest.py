@@ -40,11 +40,12 @@ Contestant = Callable[["Workload", int, Mark], "Tensor"]
 def bare(workload: Workload, rounds: int, mark: Mark, *, threads: int) -> Tensor:
     import torch
 
+    from benchmarks.bare_dom import BareDom
     from benchmarks.workloads import Bare, BareMeta, BareSub, BareSwap
 
     torch.set_num_threads(threads)
     by_hand = {"fedavg": Bare, "fedmeta-per-maml": BareMeta, "fedswap": BareSwap,
-               "fedrolex": BareSub, "feddse": BareSub}  # fmt: skip
+               "fedrolex": BareSub, "feddse": BareSub, "feddom": BareDom}  # fmt: skip
     runner = by_hand[workload.method](workload)
     for t in range(1, rounds + 1):
         runner.round(t)

@@ -51,6 +51,7 @@ class Workload:
     options: tuple[tuple[str, Any], ...] = ()  # of the model
     method: str = "fedavg"
     more: tuple[tuple[str, Any], ...] = ()  # settings
+    test_share: float = 0.0  # of a client's data, for methods that validate
 
     @property
     def trainable(self) -> int:
@@ -68,7 +69,7 @@ class Workload:
             "clients": self.clients,
             "participation": 1.0 if self.participants == self.clients else self.participants,
             "partition": "iid",
-            "test_share": 0.0,
+            "test_share": self.test_share,
             "rounds": 10_000,
             **dict(self.more),
         }
@@ -84,6 +85,7 @@ WORKLOADS = (
     Workload("fedrolex", "conv4", "1x28x28", 200, method="fedrolex", more=DEVICES),
     Workload("feddse", "conv4", "1x28x28", 200, method="feddse", more=DEVICES),
     Workload("fedswap", "lenet", "3x32x32", 100, 50, 50, method="fedswap", more=SWAP),
+    Workload("feddom", "mlp", "1x28x28", 60, participants=100, method="feddom", test_share=0.2),
 )
 #: for the growth curves: small enough that the engine's own cost shows
 SMALL = Workload("small", "mlp", "1x8x8", 20, participants=20)
@@ -138,8 +140,11 @@ class Fedloom:
         self._runner.round(t)
 
     def weights(self) -> torch.Tensor:
-        state = self._experiment.state
-        return state.rows(state.kept.clients).mean(0) if len(state.kept) else state.shared
+        """The shared model, or the mean of the models of nodes."""
+        x = self._experiment
+        if x.method.mix.home == "server":
+            return x.state.shared
+        return x.state.rows(np.arange(x.config.clients)).double().mean(0).float()
 
     def close(self) -> None:
         self._experiment.engine.close()
@@ -178,6 +183,9 @@ class Bare:
 
     def _train(self, client: int, t: int) -> None:
         self._module.load_state_dict(self._global)
+        self._fit(client, t)
+
+    def _fit(self, client: int, t: int) -> None:
         self._module.train()
         optimiser = torch.optim.SGD(self._module.parameters(), lr=0.05)
         x, y = self._part(client, "train")

@@ -19,9 +19,10 @@ from fedloom.adapt import FineTune
 from fedloom.engine.choose import pick
 from fedloom.errors import FedloomError
 from fedloom.local import SGD, Proximal
-from fedloom.mix import Average
+from fedloom.mix import Average, DominatingSet, PeerAverage, Step
 from fedloom.models import build
 from fedloom.models.nets import Conv4
+from fedloom.topology import Peers, network
 
 PERSONAL_AND_META = (
     "fedper", "lg-fedavg", "fedmeta-maml", "fedmeta-metasgd", "fedmeta-per-maml",
@@ -48,6 +49,11 @@ METHODS = {
     "fedswap greedy": "fedswap:partner=greedy,average_every=3",
     "fedswap min": "fedswap:partner=min,similarity=dcka,kernel=rbf,average_every=3",
     "fedswap cosine": "fedswap:partner=min,similarity=cosine,average_every=2",
+    "peers": method(mix=Step(0.7), topology=Peers(network("erdos-renyi:0.4"))),
+    "dominating": method(mix=DominatingSet(), topology=Peers(network("waypoint,area=200"))),
+    "sub-models by gossip": method(
+        mix=PeerAverage(), select=Half(), topology=Peers(network("ring"))
+    ),
 }
 
 

@@ -28,6 +28,7 @@ def cluster():
         "lg-fedavg",
         "fedmeta-per-metasgd",
         "fedswap min",
+        "dominating",
     ],
 )
 def test_ray_gives_the_bits_of_serial(quick, cluster, name):

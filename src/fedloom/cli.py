@@ -372,6 +372,52 @@ def study(
     print(f"Tables and figures: {folder}")
 
 
+def _film(file: Path | None) -> Path | None:
+    if file is not None:
+        from fedloom.report.topology_plot import check_film
+
+        check_film(file)
+    return file
+
+
+@app.command()
+def topology(
+    spec: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="TOPOLOGY", help="A network, such as waypoint,area=500.", show_default=False
+        ),
+    ] = None,
+    clients: Annotated[int, typer.Option("--clients", min=1, help="Nodes.")] = 50,
+    rounds: Annotated[int, typer.Option("--rounds", min=1)] = 50,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    faults: Annotated[str, typer.Option("--faults", help="As in `fedloom run`.")] = "none",
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--plot", metavar="FILE", help="Save a film strip (.png) or an animation (.gif).",
+            callback=_film,
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """List the networks without a server, or show whom nodes meet in one of them."""
+    from fedloom.report.terminal import print_contacts, print_networks
+    from fedloom.topology import NETWORKS, Faults, Peers, network
+    from fedloom.topology.report import ContactReport
+
+    if spec is None:
+        print_networks(NETWORKS)
+        return
+    links = network(spec)
+    report = ContactReport.of(Peers(links, Faults.parse(faults)), clients, rounds, seed)
+    print_contacts(report, spec)
+    if plot:
+        from fedloom.report.topology_plot import save_film
+
+        save_film(report, links, seed, f"{spec}, {clients} nodes", plot)
+        print(f"\nPicture: {plot}")
+
+
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets, and which of them are here."""

@@ -108,6 +108,13 @@ class Columns:
             return rows[..., start:stop]
         return rows.index_select(-1, self.index.to(rows.device))
 
+    def within(self, index: Tensor) -> Tensor:
+        """Whole-row columns as positions inside this set; those outside are left out."""
+        position = torch.full((self.width,), -1, dtype=torch.int64)
+        position[self.index] = torch.arange(len(self))
+        inside = position[index]
+        return inside[inside >= 0]
+
     def put(self, rows: Tensor, values: Tensor) -> None:
         """Write `values` into these columns of `rows`, in place."""
         at = 0

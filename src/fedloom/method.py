@@ -10,7 +10,7 @@ traffic, who keeps what) is derived from what they declare.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedloom.adapt import Adapt, AsIs
 from fedloom.errors import FedloomError
@@ -36,6 +36,15 @@ class Method:
     adapt: Adapt = field(default_factory=AsIs)
     newcomer: Newcomer = field(default_factory=Shared)
 
+    def among(self, topology: Topology) -> Method:
+        """The same method for nodes that meet as this topology says, or why that can't be."""
+        if self.topology.pools:
+            raise FedloomError(
+                f"{type(self.topology).__name__} has one learner, who meets nobody. Leave the "
+                "topology out, or choose another method."
+            )
+        return replace(self, topology=topology, mix=self.mix.among_nodes())
+
     def __post_init__(self) -> None:
         names = {name: type(getattr(self, name)).__name__ for name in ("local", "mix", "topology")}
         if self.local.sends != self.mix.expects:
@@ -52,6 +61,11 @@ class Method:
             raise FedloomError(
                 f"{names['mix']} looks at a public set, which only a server holds, and "
                 f"{names['topology']} has none. Use a mix that needs no public set."
+            )
+        if self.topology.server and self.mix.meets:
+            raise FedloomError(
+                f"{names['mix']} combines the models of nodes that meet, but with "
+                f"{names['topology']} all talk to a server. Give nodes a topology, such as Peers()."
             )
         if self.topology.pools and self.mix.home == "node":
             raise FedloomError(

@@ -69,6 +69,14 @@ class Population:
             rows[known] = some
         return rows
 
+    def forget(self, clients: Sequence[int] | np.ndarray) -> None:
+        """Drop what these clients kept: they go on from the base row."""
+        gone = {int(client) for client in clients} & set(self._slots)
+        if gone:
+            rest = [client for client in self._slots if client not in gone]
+            self._data = self._data[self._at(rest)]
+            self._slots = {client: i for i, client in enumerate(rest)}
+
     def clear(self) -> None:
         """Forget everyone: all go on from the base row."""
         self._slots.clear()

@@ -18,6 +18,7 @@ from fedloom.engine import Serial, Setting, Task
 from fedloom.errors import FedloomError
 from fedloom.experiment.config import make_config
 from fedloom.experiment.plugins import method_class
+from fedloom.experiment.setup import placed
 from fedloom.experiment.state import State
 from fedloom.local import Optimiser
 from fedloom.models.norm import has_batch_norm, has_static_norm
@@ -40,7 +41,7 @@ def personal_model(
     """The model that the run's method gives to a newcomer with these images."""
     tensors, about = result.store.checkpoint()
     config, options = make_config(result.config, method_class(result.config["method"]))
-    method = options.build()
+    method = placed(config, options.build())
     if method.mix.part == "none":
         raise FedloomError(
             f"Clients of {config.method} share nothing, so there is nothing to give to a newcomer."

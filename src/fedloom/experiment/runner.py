@@ -23,10 +23,12 @@ from fedloom.engine import Scored, Task, Trained
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
 from fedloom.local import LocalRule, Optimiser
+from fedloom.metrics.alike import mean_similarity
 from fedloom.metrics.cost import peak_memory, reset_peak_memory
 from fedloom.metrics.scores import client_scores, summarise
 from fedloom.mix import Gathering, Probe, Traffic
 from fedloom.streams import stream
+from fedloom.topology.report import meetings
 
 _SCORED_AT_ONCE = 64  # personal models composed in memory at a time
 
@@ -88,11 +90,12 @@ class Runner:
         x, config, method = self.experiment, self.experiment.config, self.experiment.method
         state, layout = x.state, x.layout
 
-        def names(*purpose: str | int) -> np.random.Generator:
-            return stream(config.seed, *purpose, t)
+        def names(*purpose: str | int, round: int = t) -> np.random.Generator:
+            return stream(config.seed, *purpose, round)
 
         contacts = method.topology.contacts(t, config.clients, config.participants, names)
         clients = contacts.participants
+        state.kept.forget(contacts.forgotten)
         starts = state.rows(clients)
         optimiser = config.optimiser(t)
         task = Task(method.local, x.budget, optimiser, t, method.select)
@@ -113,6 +116,7 @@ class Runner:
             whole_down=method.select.sees_data,
             memory=state.memory,
             probe=self._probe,
+            accuracy=self._validate(clients, rows),
             **self._class_facts(clients),
         )
         mixed = method.mix.combine(gathering)
@@ -132,6 +136,8 @@ class Runner:
             "macs": int(trained.macs.sum()),
             "steps": int(trained.steps.sum()),
             "seconds": time.perf_counter() - started,
+            **meetings(contacts),
+            **mixed.record,
             "profile": {**trained.seconds, "mix": ended - returned},
         }
         if trained.gaps:
@@ -166,12 +172,17 @@ class Runner:
         clients = self._scored_clients
         common = self._score_common(clients)
         if common is not None:
-            record["test"] = common
+            names = {"test_accuracy": "accuracy", "test_loss": "loss"}
+            record["test"] = {name: float(common[c].mean()) for c, name in names.items()}
+        if self.experiment.method.mix.home == "node":
+            record["similarity"] = mean_similarity(self._trainable(clients))
         tables = []
         for population, members in (("local", clients), ("new", self._newcomers)):
             if not len(members):
                 continue
             table = self._score_clients(t, members)
+            if population == "local" and self.experiment.state.personal and common is not None:
+                table = table.merge(common, on="client", how="left")
             table.insert(0, "round", t)
             table.insert(1, "population", population)
             tables.append(table)
@@ -195,6 +206,14 @@ class Runner:
         channels = self.experiment.engine.setting.channels
         assert channels is not None
         return channels.class_of(self.experiment.layout)
+
+    def _validate(self, clients: np.ndarray, rows: Tensor) -> np.ndarray | None:
+        part = self.experiment.method.mix.validates
+        if part is None:
+            return None
+        confusion = self.experiment.engine.score(clients, rows, part).confusion
+        with np.errstate(invalid="ignore"):
+            return np.trace(confusion, axis1=1, axis2=2) / confusion.sum((1, 2))
 
     def _weights(self, clients: np.ndarray) -> np.ndarray:
         x = self.experiment
@@ -237,8 +256,12 @@ class Runner:
     def _newcomers(self) -> np.ndarray:
         return np.array(self.experiment.federation.newcomer_ids, dtype=np.int64)
 
-    def _score_common(self, clients: np.ndarray) -> dict[str, float] | None:
-        """The common test set: by the shared model, or the mean over the clients' own."""
+    def _trainable(self, clients: np.ndarray) -> Iterable[Tensor]:
+        x = self.experiment
+        return (x.state.rows(some)[:, : x.layout.trainable] for some in _chunks(clients))
+
+    def _score_common(self, clients: np.ndarray) -> pd.DataFrame | None:
+        """The common test set: by the shared model, or by each of the clients' own."""
         x = self.experiment
         if not len(x.federation.global_test()):
             return None
@@ -252,10 +275,11 @@ class Runner:
         for some in _chunks(who):
             scored = x.engine.score_global(x.state.rows(some), some)
             total = scored.confusion.sum((1, 2))
-            accuracies.append(np.trace(scored.confusion, axis1=1, axis2=2) / total)
-            losses.append(scored.loss / total)
+            right = np.trace(scored.confusion, axis1=1, axis2=2)
+            accuracies.append(np.broadcast_to(right / total, len(some)))
+            losses.append(np.broadcast_to(scored.loss / total, len(some)))
         accuracy, loss = np.concatenate(accuracies), np.concatenate(losses)
-        return {"accuracy": float(accuracy.mean()), "loss": float(loss.mean())}
+        return pd.DataFrame({"client": who, "test_accuracy": accuracy, "test_loss": loss})
 
     def _score_clients(self, t: int, clients: np.ndarray) -> pd.DataFrame:
         """Everyone with a model of its own or the shared one; strangers by the newcomer rule."""

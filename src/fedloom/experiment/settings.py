@@ -64,6 +64,16 @@ class Config(BaseModel):
         description="images that the server may use, for methods that look at them: none | "
         "share:FRACTION of the clients' data | noise:COUNT | a data set or .npz file[:COUNT]",
     )
+    topology: str | None = Field(
+        None,
+        description="who meets whom where there is no server (fedloom topology lists them): "
+        "waypoint,area=500 | ring | erdos-renyi:0.1 | ...; none: the method's own",
+    )
+    faults: str = Field(
+        "none",
+        description="what goes wrong among nodes: fail=CHANCE,back=CHANCE,state=kept|lost,"
+        "loss=CHANCE,late=ROUNDS",
+    )
     augment: str = Field("none", description="none | flip | crop:PIXELS | flip+crop:PIXELS")
 
     model: str = Field("auto", description="auto, a built-in model, or FILE.py:FACTORY of your own")
@@ -170,6 +180,23 @@ class Config(BaseModel):
         from fedloom.experiment.capacities import Capacities
 
         Capacities.parse(value)
+        return value
+
+    @field_validator("topology")
+    @classmethod
+    def _topology(cls, value: str | None) -> str | None:
+        from fedloom.topology import network
+
+        if value is not None:
+            network(value)
+        return value
+
+    @field_validator("faults")
+    @classmethod
+    def _faults(cls, value: str) -> str:
+        from fedloom.topology import Faults
+
+        Faults.parse(value)
         return value
 
     @field_validator("lr_schedule")

@@ -30,6 +30,7 @@ from fedloom.method import Method
 from fedloom.models import Factory, build, choose
 from fedloom.models.norm import has_batch_norm, has_static_norm
 from fedloom.select import Channels, Whole
+from fedloom.topology import Faults, Peers, network
 
 DEVICES = ("cpu", "cuda", "mps")
 
@@ -104,10 +105,33 @@ def make_federation(config: Config, dataset: Dataset) -> Federation:
     )
 
 
+def placed(config: Config, method: Method) -> Method:
+    """The method on the topology that the run asks for, with what goes wrong there."""
+    faults = Faults.parse(config.faults)
+    if config.topology is not None:
+        peers = method.topology if isinstance(method.topology, Peers) else Peers()
+        where = replace(peers, network=network(config.topology), faults=faults)
+        try:
+            return method.among(where)
+        except FedloomError as e:
+            raise FedloomError(
+                f"{config.method} can't run with topology={config.topology}: {e}"
+            ) from None
+    if isinstance(method.topology, Peers):
+        return replace(method, topology=replace(method.topology, faults=faults))
+    if faults != Faults.parse("none"):
+        raise FedloomError(
+            f"faults={config.faults} would do nothing: {config.method} has a server, and faults "
+            "are of nodes that meet. Give a --topology, or leave them out."
+        )
+    return method
+
+
 def prepare(
     config: Config, method: Method, *, data: Any = None, model: Factory | None = None
 ) -> Experiment:
     """Build and check everything before any long work begins."""
+    method = placed(config, method)
     _check_capacities(config, method)
     _check_public(config, method)
     device = pick_device(config.device)

@@ -16,7 +16,7 @@ class Centralised(MethodOptions):
     name = "centralised"
     family = "reference"
     source = "reference line"
-    fixed = {"participation": 1.0}
+    fixed = {"participation": 1.0, "topology": None, "faults": "none"}
 
     def build(self) -> Method:
         return Method(local=SGD(), mix=Average(), topology=Pooled())

@@ -16,6 +16,7 @@ class Local(MethodOptions):
     name = "local"
     family = "reference"
     source = "reference line"
+    fixed = {"topology": None, "faults": "none"}
 
     def build(self) -> Method:
         return Method(local=SGD(), mix=Keep())

@@ -3,6 +3,8 @@
 from fedloom.mix.average import Average, GradientStep, Keep, weighted_mean
 from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
 from fedloom.mix.coverage import Coverage
+from fedloom.mix.dominating import DominatingSet
+from fedloom.mix.gossip import Gossip, PeerAverage, Step
 from fedloom.mix.probe import Probe
 from fedloom.mix.swap import (
     Alternate,
@@ -20,7 +22,9 @@ __all__ = [
     "Alternate",
     "Average",
     "Coverage",
+    "DominatingSet",
     "Gathering",
+    "Gossip",
     "GradientStep",
     "Greedy",
     "InTurn",
@@ -31,8 +35,10 @@ __all__ = [
     "OnProbes",
     "OnWeights",
     "Partners",
+    "PeerAverage",
     "Probe",
     "RandomPairs",
+    "Step",
     "Swap",
     "Traffic",
     "weighted_mean",

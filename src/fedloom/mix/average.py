@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.layout import Columns, Layout
+from fedloom.errors import FedloomError
+from fedloom.layout import Layout
 from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
+from fedloom.mix.gossip import PeerAverage
 
 
 def weighted_mean(
@@ -50,6 +52,11 @@ class Average(Mix):
 
     part: str = "all"
 
+    def among_nodes(self) -> Mix:
+        if type(self) is not Average:
+            return super().among_nodes()
+        return PeerAverage(self.part)
+
     def combine(self, g: Gathering) -> Mixed:
         return Mixed(shared=self.average(g.layout, g.rows, g.weights, g.shared, g.indexes))
 
@@ -64,7 +71,7 @@ class Average(Mix):
         """`old` with the mean of the rows in the columns of `part`."""
         columns = layout.columns(self.part)
         if indexes is not None and not columns.everything:
-            indexes = tuple(None if i is None else _within(i, columns) for i in indexes)
+            indexes = tuple(None if i is None else columns.within(i) for i in indexes)
         mean = weighted_mean(columns.take(rows), weights, columns.take(old), indexes)
         out = old.clone()
         columns.put(out, mean)
@@ -76,6 +83,12 @@ class GradientStep(Mix):
     """FedSGD's server: w ← w − η Σ (n_k/n) g_k; columns without gradient are averaged."""
 
     expects = "gradients"
+
+    def among_nodes(self) -> Mix:
+        raise FedloomError(
+            "GradientStep applies gradients to the one model that they were taken at, and nodes "
+            "without a server have a model each. Use a method that sends weights, such as fedavg."
+        )
 
     def combine(self, g: Gathering) -> Mixed:
         moved = g.layout.trainable
@@ -93,17 +106,15 @@ class Keep(Mix):
     part = "none"
     home = "node"
 
+    def among_nodes(self) -> Mix:
+        raise FedloomError(
+            "Here nobody talks to anybody, so a topology would do nothing. Leave it out, or choose "
+            "a method that combines models."
+        )
+
     def combine(self, g: Gathering) -> Mixed:
         return Mixed()
 
     def traffic(self, g: Gathering) -> Traffic:
         nothing = np.zeros(len(g.clients), dtype=np.int64)
         return Traffic(nothing, nothing)
-
-
-def _within(index: Tensor, columns: Columns) -> Tensor:
-    """Whole-row columns as positions inside `columns`."""
-    position = torch.full((columns.width,), -1, dtype=torch.int64)
-    position[columns.index] = torch.arange(len(columns))
-    inside = position[index]
-    return inside[inside >= 0]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from fedloom.errors import FedloomError
 from fedloom.layout import Columns, Layout
 from fedloom.mix.probe import Probe
 from fedloom.topology.base import Contacts
@@ -30,7 +31,8 @@ class Gathering:
     `rows[i]` is the whole row of `clients[i]` after training (what its rule handed back);
     `indexes[i]`, where a selector chose a sub-model, are the columns that it really trained
     (None: all of them). `memory` holds what the mix declared, by name and key; `probe` the public
-    set, if it said that it `sees_public`.
+    set, if it said that it `sees_public`; `accuracy[i]` is that of `rows[i]` on the part that it
+    `validates` on (NaN: nothing there).
     """
 
     round: int
@@ -48,6 +50,7 @@ class Gathering:
     class_of: Tensor | None = None  # per column, the class it works for alone, or −1
     memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
     probe: Probe | None = None
+    accuracy: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,8 @@ class Mixed:
     """What changes: the shared row, some nodes' rows, what is remembered.
 
     `reset` forgets every kept row first, so that all go on from the shared one. `traffic` is for a
-    mix that knows only now who was sent what; `report` (plain values) is written to the round's
-    record and read by nobody but people and pictures.
+    mix that knows only now who was sent what. `record` (numbers) goes into the table of rounds,
+    `report` (plain values of any shape) into the round's record, for people and pictures only.
     """
 
     shared: Tensor | None = None
@@ -73,13 +76,15 @@ class Mixed:
     reset: bool = False
     memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
     traffic: Traffic | None = None
+    record: Mapping[str, float] = field(default_factory=dict)
     report: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Mix:
-    """How models combine. `memory` names what it remembers between rounds on the server;
-    `sees_classes`: it wants to know who holds which classes; `sees_public`: it puts models to the
-    public set, which the server then must have."""
+    """How models combine. `memory` names what it remembers between rounds; `sees_classes`: it wants
+    to know who holds which classes; `sees_public`: it puts models to the public set, which the
+    server then must have; `meets`: nodes combine what those they meet tell them; `validates`: the
+    part of a client's data on which its row is scored before it is combined."""
 
     part: str = "all"
     home: Home = "server"
@@ -87,6 +92,17 @@ class Mix:
     memory: tuple[str, ...] = ()
     sees_classes: bool = False
     sees_public: bool = False
+    meets: bool = False
+    validates: str | None = None
+
+    def among_nodes(self) -> Mix:
+        """The same without a server, for nodes that meet."""
+        if self.meets:
+            return self
+        raise FedloomError(
+            f"{type(self).__name__} combines models in one place, so it can't work among nodes "
+            "that only meet one another. Leave the topology out, or choose another method."
+        )
 
     def combine(self, g: Gathering) -> Mixed:
         raise NotImplementedError

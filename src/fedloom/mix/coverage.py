@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.errors import FedloomError
 from fedloom.mix.average import Average
-from fedloom.mix.base import Gathering, Mixed
+from fedloom.mix.base import Gathering, Mix, Mixed
+from fedloom.mix.gossip import PeerAverage
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,14 @@ class Coverage(Average):
     @property
     def sees_classes(self) -> bool:  # type: ignore[override]
         return self.by_class
+
+    def among_nodes(self) -> Mix:
+        if self != Coverage(self.part):
+            raise FedloomError(
+                "weigh=equal, by_class and old_votes are for a server that averages; nodes that "
+                "meet average by samples. Leave them out, or leave the topology out."
+            )
+        return PeerAverage(self.part)
 
     def combine(self, g: Gathering) -> Mixed:
         rows, weights = g.rows, g.weights

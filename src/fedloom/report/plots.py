@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 # Colours that stay apart for colour-blind readers (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 STYLES = ("-", "--", "-.", ":")
+#: what is not an accuracy, and so not in %
+PLAIN = {
+    "test_loss": "loss",
+    "age": "rounds",
+    "dominating": "nodes",
+    "known": "nodes",
+    "similarity": "cosine similarity",
+}
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -101,7 +109,7 @@ def plot_curves(
             scores = [f.set_index(x)[column] for f in frames if column in f]
             if not scores:
                 continue
-            together = 100 * pd.concat(scores, axis=1)
+            together = pd.concat(scores, axis=1) * (1 if column in PLAIN else 100)
             colour = COLOURS[i % len(COLOURS)]
             style = STYLES[i % len(STYLES)]  # so that equal curves don't hide each other
             dot = "o" if len(together) == 1 else None  # a line needs two points
@@ -112,6 +120,7 @@ def plot_curves(
                 axis.fill_between(together.index, low, high, color=colour, alpha=0.15, lw=0)
         axis.set_title(panels[column], fontsize=10)
         _accuracy_axis(axis, x)
+        axis.set_ylabel(PLAIN.get(column, axis.get_ylabel()))
     lines, labels = axes[0].get_legend_handles_labels()
     columns = int(4.2 * len(present) / (0.7 + 0.08 * max(map(len, labels))))
     columns = min(max(columns, 1), len(labels), 6)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from fedloom.experiment.study import Study
     from fedloom.experiment.study import Table as StudyTable
     from fedloom.methods.registry import MethodOptions
+    from fedloom.topology import Network
+    from fedloom.topology.report import ContactReport
 
 _LEAST_WIDTH = 80  # narrower tables are harder to read than lines that a terminal wraps
 _fits = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -190,6 +193,12 @@ def print_result(result: Result, details: bool = False) -> None:
     _print_devices(result)
     if config.get("public", "none") != "none" and result.store.has_checkpoint():
         out.print(f"Public set: {result.public}")
+    if "degree" in done:
+        mean = result.rounds[["degree", "isolated", "contacts"]].mean()
+        out.print(
+            f"Contacts: {mean['contacts']:.1f} a round, {mean['degree']:.2f} nodes met by a node, "
+            f"{percent(mean['isolated'])} of nodes isolated"
+        )
     if details:
         _print_details(result)
     out.print(f"Run: {result.path}")
@@ -359,6 +368,40 @@ def print_method(cls: type[MethodOptions]) -> None:
 
 def _options(cls: type[MethodOptions]) -> list[tuple[str, Any]]:
     return list(cls.model_fields.items())
+
+
+def print_networks(networks: Mapping[str, type[Network]]) -> None:
+    rows = [
+        [
+            name if cls.argument is None else f"{name}:{cls.argument.upper()}",
+            cls.about,
+            ", ".join(f"{k}={v.default}" for k, v in cls.model_fields.items() if not _required(v)),
+        ]
+        for name, cls in networks.items()
+    ]
+    out.print(_table(("topology", "who is linked", "options"), rows, left=3))
+    out.print("\nfedloom topology NAME,option=value shows one at work.")
+
+
+def _required(field: Any) -> bool:
+    return bool(field.is_required())
+
+
+def print_contacts(report: ContactReport, spec: str) -> None:
+    """What the mobility did: means over the rounds."""
+    table, gaps = report.table, report.gaps
+    rows = [
+        ("nodes, rounds", f"{report.nodes}, {len(report.rounds)}"),
+        ("nodes met by a node in a round", f"{table['degree'].mean():.2f}"),
+        ("isolated nodes", percent(table["isolated"].mean())),
+        ("contacts in a round", f"{table['contacts'].mean():.1f}"),
+        ("groups of linked nodes", f"{table['components'].mean():.1f}"),
+        ("pairs that met at all", percent(report.met)),
+    ]
+    if len(gaps):
+        spread = f"mean {gaps.mean():.1f}, median {np.median(gaps):.0f}, longest {gaps.max()}"
+        rows.append(("rounds until two meet again", spread))
+    out.print(_table((f"topology {spec}", ""), rows))
 
 
 def print_datasets(rows: Sequence[Mapping[str, Any]]) -> None:

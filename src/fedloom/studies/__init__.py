@@ -7,10 +7,10 @@ from fedloom.experiment.study import Study
 from fedloom.studies.s0_swap import S0Swap
 from fedloom.studies.s1 import S1
 from fedloom.studies.s2 import S2
+from fedloom.studies.s4 import S4Alpha, S4DomSet, S4Similarity, S4Table
 
-STUDIES: dict[str, Study] = {
-    study.name: study for study in (S0Swap(), S1(), *(study() for study in S2))
-}
+_ALL: tuple[type[Study], ...] = (S0Swap, S1, *S2, S4Table, S4Alpha, S4DomSet, S4Similarity)
+STUDIES: dict[str, Study] = {study.name: study() for study in _ALL}
 
 
 def find(name: str) -> Study:

@@ -66,6 +66,17 @@ TUNED_RATES: dict[str, dict[str, tuple[float, ...]]] = {
         "fedmeta-per-maml": (0.03, 0.01),
         "fedmeta-per-metasgd": (0.03, 0.01),
     },
+    "cifar10": {
+        "fedavg": (0.1,),
+        "fedavg-meta": (0.03,),
+        "fedper": (0.03,),
+        "fedper-meta": (0.1,),
+        "lg-fedavg": (0.1,),
+        "fedmeta-maml": (0.03, 0.01),
+        "fedmeta-metasgd": (0.03, 0.01),
+        "fedmeta-per-maml": (0.03, 0.01),
+        "fedmeta-per-metasgd": (0.03, 0.01),
+    },
 }
 TUNED = (0.03, 0.01)
 #: acc_micro, acc_macro ± std, P, R, F1 of the source's tables 5.2 to 5.5

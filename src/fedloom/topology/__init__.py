@@ -1,6 +1,22 @@
 """Who can talk to whom in a round."""
 
-from fedloom.topology.base import Contacts, Topology
+from fedloom.topology.base import LOST, Contacts, Topology
+from fedloom.topology.faults import Faults
+from fedloom.topology.network import Network
+from fedloom.topology.peers import NETWORKS, Peers, network
 from fedloom.topology.star import Pooled, Star
+from fedloom.topology.waypoint import Waypoint
 
-__all__ = ["Contacts", "Pooled", "Star", "Topology"]
+__all__ = [
+    "LOST",
+    "NETWORKS",
+    "Contacts",
+    "Faults",
+    "Network",
+    "Peers",
+    "Pooled",
+    "Star",
+    "Topology",
+    "Waypoint",
+    "network",
+]

@@ -1,0 +1,65 @@
+"""feddom (S4): nodes that combine a dominating set of those they know."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fedloom.adapt import Adapt
+from fedloom.method import Method
+from fedloom.methods.registry import register
+from fedloom.methods.serverless import Serverless
+from fedloom.mix import DominatingSet
+from fedloom.mix.dominating import PAIRWISE
+
+
+@register
+class FedDom(Serverless):
+    """Nodes that meet exchange what they know: models, data sizes, accuracies, who met whom. Each
+    scores the nodes of its own graph, takes a greedy dominating set, weighs its members by AHP and
+    WASPAS and moves towards their mean: w_i ← δ Σ Q̄_j w_j + (1 − δ) w_i."""
+
+    name = "feddom"
+    source = "S4"
+
+    theta: float = Field(0.2, ge=0, le=1, description="θ: threshold of the accuracy")
+    balance: float = Field(0.4, ge=0, le=1, description="λ: cosine (1) or Pearson (0) distance")
+    delta: float = Field(0.7, ge=0, le=1, description="δ: how far towards the dominating set")
+    pairwise: list[list[float]] = Field(
+        [list(row) for row in PAIRWISE],
+        description="3×3: how many times accuracy, data size and score outweigh each other",
+    )
+    layers: str = Field("all", description="layers that distances are taken on: all, head, ...")
+    neighbours: int | None = Field(
+        None, ge=1, description="most neighbours that a node tells of, the last met; none: all"
+    )
+    most: int | None = Field(
+        100, ge=1, description="most nodes in a node's graph, the newest; none: all"
+    )
+    forget: int | None = Field(
+        None, ge=1, description="rounds after which what a node was told is dropped; none: never"
+    )
+    validation: Literal["test", "test-support"] = Field(
+        "test", description="part of a node's own data that A_i is taken on; with test-support, "
+        "nodes are scored on the rest of their test part",
+    )  # fmt: skip
+
+    def build(self) -> Method:
+        mix = DominatingSet(
+            part=self._shared,
+            theta=self.theta,
+            balance=self.balance,
+            delta=self.delta,
+            pairwise=tuple(map(tuple, self.pairwise)),
+            layers=self.layers,
+            neighbours=self.neighbours,
+            most=self.most,
+            forget=self.forget,
+            validates=self.validation,
+        )
+        return self._method(mix)
+
+    @property
+    def _adapt(self) -> Adapt:
+        return Adapt(scored="test" if self.validation == "test" else "test-query")

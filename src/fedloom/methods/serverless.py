@@ -1,0 +1,67 @@
+"""Learning without a server: peer-to-peer FedAvg and WAFL (S4).
+
+Nodes train on their own data and combine models with those they meet. Who meets whom is a setting
+of the run (`topology`); by default nodes walk about (random waypoint).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fedloom.adapt import Adapt, AsIs
+from fedloom.local import SGD
+from fedloom.method import Method
+from fedloom.methods.registry import MethodOptions, register
+from fedloom.mix import Mix, PeerAverage, Step
+from fedloom.newcomer import MeanPart
+from fedloom.topology import Peers
+
+
+class Serverless(MethodOptions):
+    """What methods without a server have in common. A newcomer gets the mean of all models."""
+
+    family = "serverless"
+    fixed = {"participation": 1.0}
+
+    private: str = Field("none", description="part that nodes keep to themselves: none, head, ...")
+    self_training: int = Field(
+        0, ge=0, description="rounds in which all train alone before the first exchange"
+    )
+    alone: bool = Field(True, description="whether a node that meets nobody trains in that round")
+
+    def _method(self, mix: Mix) -> Method:
+        peers = Peers(self_training=self.self_training, alone=self.alone)
+        return Method(SGD(), mix, peers, adapt=self._adapt, newcomer=MeanPart())
+
+    @property
+    def _adapt(self) -> Adapt:
+        return AsIs()
+
+    @property
+    def _shared(self) -> str:
+        return f"not {self.private}"
+
+
+@register
+class P2PFedAvg(Serverless):
+    """A node averages its model with those of the nodes it meets in the round, by n_k."""
+
+    name = "p2p-fedavg"
+    source = "S4, baseline"
+
+    def build(self) -> Method:
+        return self._method(PeerAverage(self._shared))
+
+
+@register
+class WAFL(Serverless):
+    """w_n ← w_n + λ Σ (w_k − w_n)/(|nbr(n)| + 1) over the nodes it meets, all nodes at once from
+    the models before the exchange. Who meets nobody keeps its model."""
+
+    name = "wafl"
+    source = "Ochiai et al. 2022; S4, baseline"
+
+    rate: float = Field(1.0, ge=0, le=2, description="λ: how far towards the models of others")
+
+    def build(self) -> Method:
+        return self._method(Step(self.rate, self._shared))

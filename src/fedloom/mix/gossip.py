@@ -1,0 +1,167 @@
+"""Gossip: every node combines its model with those that reach it in the round, all at once.
+
+The new rows are one sparse mixing matrix times the rows before the exchange, so the order of the
+nodes can't matter. A message that is late travels as it was sent and is combined when it arrives;
+until then it is remembered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.layout import Columns
+from fedloom.mix.base import Fields, Gathering, Mix, Mixed, Traffic
+
+
+@dataclass(frozen=True)
+class Mail:
+    """Messages under way: whose row each carries, to whom, and when it arrives.
+
+    `rows[carries[i]]` is what message i carries; a row that goes to several is stored once.
+    """
+
+    rows: Tensor
+    covers: Tensor  # which columns of a row were trained; all, where no sub-models are
+    carries: np.ndarray
+    receiver: np.ndarray
+    due: np.ndarray
+    weight: np.ndarray
+
+    @staticmethod
+    def of(fields: Fields | None, width: int, dtype: torch.dtype) -> Mail:
+        if fields is None:
+            none = np.empty(0, dtype=np.int64)
+            rows = torch.empty((0, width), dtype=dtype)
+            return Mail(rows, torch.empty((0, width), dtype=torch.bool), none, none, none, none)
+        numbers = {k: fields[k].numpy() for k in ("carries", "receiver", "due", "weight")}
+        return Mail(fields["rows"], fields["covers"], **numbers)
+
+    def fields(self) -> Fields:
+        numbers = {k: getattr(self, k) for k in ("carries", "receiver", "due", "weight")}
+        out = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in numbers.items()}
+        return {"rows": self.rows, "covers": self.covers, **out}
+
+    def keep(self, which: np.ndarray) -> Mail:
+        """Only these messages, and the rows that they carry."""
+        used, carries = np.unique(self.carries[which], return_inverse=True)
+        at = torch.from_numpy(used)
+        numbers = (v[which] for v in (self.receiver, self.due, self.weight))
+        return Mail(self.rows[at], self.covers[at], carries, *numbers)
+
+    def joined(self, other: Mail) -> Mail:
+        carries = np.concatenate([self.carries, other.carries + len(self.rows)])
+        pairs = ((getattr(self, k), getattr(other, k)) for k in ("receiver", "due", "weight"))
+        numbers = (np.concatenate(pair) for pair in pairs)
+        rows = torch.cat([self.rows, other.rows])
+        return Mail(rows, torch.cat([self.covers, other.covers]), carries, *numbers)
+
+
+class Gossip(Mix):
+    """A node's new row is a weighted sum of its own and those that reached it: `shares` says with
+    which weights. Columns that are not in `part` stay as the node trained them; of sub-models,
+    every element is combined from those who trained it."""
+
+    home = "node"
+    meets = True
+    memory = ("mail",)
+
+    def shares(
+        self, receiver: np.ndarray, sent: np.ndarray, own: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The share of every message, to node `receiver` from one with weight n_k `sent`, and each
+        node's share of its own row, from its weight `own`."""
+        raise NotImplementedError
+
+    def combine(self, g: Gathering) -> Mixed:
+        from scipy.sparse import csr_array
+
+        columns = g.layout.columns(self.part)
+        now, later, traffic = self._deliver(g, columns)
+        share, own = self.shares(now.receiver, now.weight, g.weights)
+        count = len(g.clients)
+        here = np.arange(count)
+        entries = np.concatenate([own, share])
+        to, source = (
+            np.concatenate([here, now.receiver]),
+            np.concatenate([here, count + now.carries]),
+        )
+        matrix = csr_array((entries, (to, source)), shape=(count, count + len(now.rows)))
+        values = torch.cat([columns.take(g.rows), now.rows]).double().numpy()
+        if g.indexes is None or all(index is None for index in g.indexes):
+            mixed = matrix @ values
+        else:
+            covers = torch.cat([_covers(g, columns), now.covers]).numpy()
+            covered = matrix @ covers.astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                mixed = (matrix @ (values * covers)) / covered
+            mixed = np.where(covered > 0, mixed, values[:count])
+        rows = g.rows.clone()
+        columns.put(rows, torch.from_numpy(mixed).to(rows.dtype))
+        late = bool(len(later.due)) or 0 in g.memory["mail"]
+        memory = {"mail": {0: later.fields()}} if late else {}
+        return Mixed(clients=g.clients, rows=rows, memory=memory, traffic=traffic)
+
+    def _deliver(self, g: Gathering, columns: Columns) -> tuple[Mail, Mail, Traffic]:
+        """What arrives in this round, receivers as positions; what is still under way; bytes."""
+        sender, receiver, late = g.contacts.messages()
+        sender = np.searchsorted(g.clients, sender)
+        covers = _covers(g, columns)
+        weight, due = g.weights[sender], g.round + late
+        sent = Mail(columns.take(g.rows), covers, sender, receiver, due, weight)
+        mail = Mail.of(g.memory["mail"].get(0), len(columns), g.rows.dtype)
+        mail = mail.joined(sent.keep(late > 0)) if (late > 0).any() else mail
+        arrives = (mail.due == g.round) & np.isin(mail.receiver, g.clients)
+        now = sent.keep(late == 0)
+        if arrives.any():
+            now = now.joined(mail.keep(arrives))
+        later = mail.keep(mail.due > g.round)
+        place = np.searchsorted(g.clients, now.receiver)
+        now = Mail(now.rows, now.covers, now.carries, place, now.due, now.weight)
+        sizes, count = covers.sum(1).numpy(), len(g.clients)
+        up = np.bincount(sender, sizes[sender], count).astype(np.int64)
+        down = np.bincount(place, now.covers.sum(1).numpy()[now.carries], count).astype(np.int64)
+        return now, later, Traffic(up, down)
+
+
+def _covers(g: Gathering, columns: Columns) -> Tensor:
+    """Which of these columns each client trained."""
+    if g.indexes is None or all(index is None for index in g.indexes):
+        return torch.ones(1, 1, dtype=torch.bool).expand(len(g.clients), len(columns))
+    out = torch.ones((len(g.clients), len(columns)), dtype=torch.bool)
+    for i, index in enumerate(g.indexes):
+        if index is not None:
+            out[i] = False
+            out[i, columns.within(index)] = True
+    return out
+
+
+@dataclass(frozen=True)
+class PeerAverage(Gossip):
+    """Peer-to-peer FedAvg: w_n ← Σ n_k w_k / Σ n_k over the node and those that reached it."""
+
+    part: str = "all"
+
+    def shares(
+        self, receiver: np.ndarray, sent: np.ndarray, own: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        total = own + np.bincount(receiver, sent, len(own))
+        some = np.where(total > 0, total, 1.0)
+        return sent / some[receiver], np.where(total > 0, own / some, 1.0)
+
+
+@dataclass(frozen=True)
+class Step(Gossip):
+    """WAFL: w_n ← w_n + λ Σ (w_k − w_n) / (|nbr(n)| + 1) over those that reached it."""
+
+    rate: float = 1.0  # λ
+    part: str = "all"
+
+    def shares(
+        self, receiver: np.ndarray, sent: np.ndarray, own: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        met = np.bincount(receiver, minlength=len(own))
+        return self.rate / (met[receiver] + 1), 1 - self.rate * met / (met + 1)

@@ -1,0 +1,124 @@
+"""Pictures of a network without a server: its nodes and links in some rounds, and how it went.
+
+A film strip shows a few rounds side by side over the curves of all; an animation (.gif) shows
+every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedloom.errors import FedloomError
+from fedloom.report.plots import COLOURS, check_picture, new_figure, save
+from fedloom.streams import stream
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedloom.topology import Network
+    from fedloom.topology.report import ContactReport
+
+FRAMES = 6  # of a film strip
+PACE = 4  # rounds a second of an animation
+
+
+def check_film(file: Path) -> None:
+    """Refuse a file that neither a picture nor an animation can be written to."""
+    if file.suffix == ".gif" and not file.is_dir():
+        return
+    try:
+        check_picture(file)
+    except FedloomError as e:
+        raise FedloomError(f"{e} An animation ends in .gif.") from None
+
+
+def save_film(report: ContactReport, network: Network, seed: int, title: str, file: Path) -> None:
+    """Write the film strip, or for a .gif the animation."""
+    if file.suffix != ".gif":
+        save(film_strip(report, network, seed, title), file)
+        return
+    from matplotlib.animation import FuncAnimation, PillowWriter
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = new_figure(5, 5.2)
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+
+    def draw(frame: int) -> Sequence[Axes]:
+        axis.clear()
+        _frame(axis, report, network, seed, frame + 1)
+        figure.suptitle(title, fontsize=10)
+        return ()
+
+    film = FuncAnimation(figure, draw, frames=len(report.rounds))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    film.save(str(file), writer=PillowWriter(fps=PACE), dpi=80)
+
+
+def film_strip(report: ContactReport, network: Network, seed: int, title: str) -> Figure:
+    """Some rounds from the first to the last, and below them degree and isolated nodes of all."""
+    rounds = len(report.rounds)
+    shown = np.unique(np.linspace(1, rounds, min(FRAMES, rounds)).astype(int))
+    figure = new_figure(max(2.6 * len(shown), 6), 5.4)
+    parts = figure.subfigures(2, 1, height_ratios=(3, 2), squeeze=False)[:, 0]
+    axes = parts[0].subplots(1, len(shown), squeeze=False)[0]
+    for axis, t in zip(axes, shown, strict=True):
+        _frame(axis, report, network, seed, int(t))
+    left, right = parts[1].subplots(1, 2)
+    table = report.table
+    left.plot(table["round"], table["degree"], color=COLOURS[0], label="mean degree")
+    left.set(xlabel="round", ylabel="nodes met in a round")
+    share = left.twinx()
+    share.plot(table["round"], 100 * table["isolated"], color=COLOURS[1], ls="--")
+    share.set_ylabel("isolated nodes (%)", color=COLOURS[1])
+    share.set_ylim(0, 100)
+    left.set_ylim(bottom=0)
+    left.yaxis.label.set_color(COLOURS[0])
+    _gaps(right, report.gaps)
+    figure.suptitle(title)
+    return figure
+
+
+def _frame(axis: Axes, report: ContactReport, network: Network, seed: int, t: int) -> None:
+    """The nodes where they are at the end of a round, with the links that it had."""
+    from matplotlib.collections import LineCollection
+
+    contacts = report.rounds[t - 1]
+    places = network.positions(t, report.nodes, lambda *names, round=t: stream(seed, *names, round))
+    edges = np.empty((0, 2), dtype=np.int64) if contacts.edges is None else contacts.edges
+    strength = float(np.clip(40 / max(len(edges), 1), 0.08, 0.8))
+    lines = LineCollection(list(places[edges]), colors=COLOURS[0], linewidths=0.8, alpha=strength)
+    axis.add_collection(lines)
+    met = np.zeros(report.nodes, dtype=bool)
+    met[edges.ravel()] = True
+    up = np.zeros(report.nodes, dtype=bool)
+    up[contacts.participants if contacts.present is None else contacts.present] = True
+    size = float(np.clip(900 / report.nodes, 2, 30))
+    for which, colour, marker in ((met, COLOURS[0], "o"), (up & ~met, COLOURS[1], "o"),
+                                  (~up, "#999999", "x")):  # fmt: skip
+        x, y = places[which].T
+        axis.scatter(x, y, s=size, color=colour, marker=marker, zorder=2)
+    low, high = network.frame
+    edge = 0.03 * (high - low)
+    axis.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge), aspect="equal")
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(f"round {t}: {len(edges)} contacts", fontsize=9)
+
+
+def _gaps(axis: Axes, gaps: np.ndarray) -> None:
+    """How many rounds pass until two that met meet again."""
+    axis.set(xlabel="rounds until two meet again", ylabel="share of pairs longer apart")
+    if not len(gaps):
+        axis.text(0.5, 0.5, "no pair met, parted and met again", ha="center", va="center",
+                  transform=axis.transAxes, fontsize=9)  # fmt: skip
+        return
+    ordered = np.sort(gaps)
+    longer = 1 - np.arange(1, len(ordered) + 1) / len(ordered)
+    axis.step(ordered, longer, where="post", color=COLOURS[0])
+    axis.set(ylim=(0, 1))
+    axis.grid(alpha=0.3)

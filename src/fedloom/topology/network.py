@@ -1,0 +1,250 @@
+"""Networks without a server: which nodes are linked in a round.
+
+A network is written `name[:argument][,option=value...]`, such as `ring` or `erdos-renyi:0.1`; its
+options are the fields of its class. What is random about a fixed graph is drawn once for a run.
+"""
+
+from __future__ import annotations
+
+import csv
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedloom.errors import FedloomError, unknown
+from fedloom.topology.base import Stream
+
+
+class Described(BaseModel):
+    """Options that are written in a line of text and checked where they enter."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Network(Described):
+    """Pairs of nodes that are linked in a round."""
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    argument: ClassVar[str | None] = None  # the option that stands behind the colon
+
+    def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        """The links of this round: pairs (a, b) with a < b, each once, in order."""
+        raise NotImplementedError
+
+    def positions(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        """Where to draw each node at the end of the round: on a circle, unless it has a place."""
+        angle = 2 * np.pi * np.arange(nodes) / nodes
+        return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+    @property
+    def frame(self) -> tuple[float, float]:
+        """The smallest and largest coordinate of a picture."""
+        return -1.1, 1.1
+
+
+def pairs(edges: np.ndarray, nodes: int) -> np.ndarray:
+    """Links in any order and direction as pairs (a, b) with a < b, each once, sorted.
+
+    >>> pairs(np.array([[2, 1], [1, 2], [0, 0], [0, 2]]), 3).tolist()
+    [[0, 2], [1, 2]]
+    """
+    low, high = edges.min(axis=1), edges.max(axis=1)
+    codes = np.unique((low * nodes + high)[low < high])
+    return np.stack([codes // nodes, codes % nodes], axis=1)
+
+
+class Ring(Network):
+    """Every node is linked to the next one, the last to the first."""
+
+    name = "ring"
+    about = "a ring"
+
+    def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        here = np.arange(nodes)
+        return pairs(np.stack([here, (here + 1) % nodes], axis=1), nodes)
+
+
+class Complete(Network):
+    """Everybody is linked to everybody."""
+
+    name = "complete"
+    about = "everybody with everybody"
+
+    def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        return np.stack(np.triu_indices(nodes, 1), axis=1)
+
+
+class Hub(Network):
+    """Node 0 is linked to all others. It is a node with data of its own, not a server."""
+
+    name = "star"
+    about = "node 0 with all others"
+
+    def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        others = np.arange(1, nodes)
+        return np.stack([np.zeros_like(others), others], axis=1)
+
+
+class Grid(Network):
+    """Nodes in rows of `width`, each linked to the next ones right and below."""
+
+    name = "grid"
+    about = "rows of nodes, linked to the sides"
+    argument = "width"
+
+    width: int | None = Field(None, ge=1, description="nodes in a row; none: a square")
+
+    def _width(self, nodes: int) -> int:
+        return self.width or int(np.ceil(np.sqrt(nodes)))
+
+    def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        width, here = self._width(nodes), np.arange(nodes)
+        right = here[(here % width < width - 1) & (here + 1 < nodes)]
+        below = here[here + width < nodes]
+        links = [np.stack([a, b], axis=1) for a, b in ((right, right + 1), (below, below + width))]
+        return pairs(np.concatenate(links), nodes)
+
+    def positions(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        width = self._width(nodes)
+        here, rows = np.arange(nodes), -(-nodes // width)
+        place = np.stack([here % width, rows - 1 - here // width], axis=1)
+        return 2 * place / max(width - 1, rows - 1, 1) - 1
+
+
+class ErdosRenyi(Network):
+    """Every pair is linked with the same chance, drawn once for the run."""
+
+    name = "erdos-renyi"
+    about = "every pair with the same chance"
+    argument = "chance"
+
+    chance: float = Field(0.1, ge=0, le=1, description="chance of a link")
+
+    def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        every = np.stack(np.triu_indices(nodes, 1), axis=1)
+        return every[stream("graph", round=0).random(len(every)) < self.chance]
+
+
+class WattsStrogatz(Network):
+    """A small world: a ring of near neighbours with some links led elsewhere."""
+
+    name = "watts-strogatz"
+    about = "a ring of near neighbours, some links led elsewhere"
+    argument = "near"
+
+    near: int = Field(4, ge=2, description="neighbours of a node on the ring")
+    chance: float = Field(0.1, ge=0, le=1, description="chance that a link is led elsewhere")
+
+    def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        import networkx
+
+        if self.near >= nodes:
+            raise FedloomError(
+                f"watts-strogatz:{self.near} needs more than {self.near} nodes, and there are "
+                f"{nodes}. Give a smaller number of neighbours."
+            )
+        seed = int(stream("graph", round=0).integers(2**31))
+        graph = networkx.watts_strogatz_graph(nodes, self.near, self.chance, seed=seed)
+        return pairs(np.array(graph.edges, dtype=np.int64).reshape(-1, 2), nodes)
+
+
+class EdgeList(Network):
+    """Links read from a CSV file: two node numbers in a line, counted from 0."""
+
+    name = "edges"
+    about = "links from a CSV file: node,node"
+    argument = "file"
+
+    file: str = Field(description="CSV file with two node numbers in a line")
+
+    def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        found = _edge_list(*stamped(self.file))
+        if len(found) and found.max() >= nodes:
+            raise FedloomError(
+                f"'{self.file}' names node {found.max()}, but the {nodes} nodes are numbered 0 to "
+                f"{nodes - 1}. Give --clients {found.max() + 1}, or another file."
+            )
+        return pairs(found, nodes)
+
+
+@lru_cache(maxsize=8)
+def _edge_list(file: str, stamp: int) -> np.ndarray:
+    rows = table(file, 2, "two node numbers")
+    links = np.array([[whole(file, word) for word in row] for row in rows], dtype=np.int64)
+    return links.reshape(-1, 2)
+
+
+def stamped(file: str) -> tuple[str, int]:
+    """A file with the time of its last change: what it held may be kept in mind until then."""
+    path = Path(file).absolute()
+    return str(path), path.stat().st_mtime_ns if path.exists() else 0
+
+
+def table(file: str, columns: int, what: str) -> list[list[str]]:
+    """The lines of a CSV file without comments and, where it has one, the heading."""
+    try:
+        with Path(file).open(newline="", encoding="utf-8") as text:
+            rows = [[word.strip() for word in row] for row in csv.reader(text) if row]
+    except FileNotFoundError:
+        raise FedloomError(f"There is no file '{file}'. Give a CSV file with {what}.") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        raise FedloomError(f"'{file}' can't be read as CSV: {e}.") from None
+    rows = [row for row in rows if not row[0].startswith("#")]
+    if rows and not _is_number(rows[0][0]):
+        rows = rows[1:]
+    for number, row in enumerate(rows, 1):
+        if len(row) != columns:
+            raise FedloomError(
+                f"'{file}' has {len(row)} values in entry {number}: each line holds {what}."
+            )
+    return rows
+
+
+def whole(file: str, word: str) -> int:
+    if not word.isdigit():
+        raise FedloomError(f"'{word}' in '{file}' is not a node: they are numbered from 0.")
+    return int(word)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+_Kind = TypeVar("_Kind", bound=Described)
+
+
+def read(cls: type[_Kind], text: str, words: dict[str, str]) -> _Kind:
+    """The options of a line of text, checked; a wrong one is refused in a sentence."""
+    for word in words:
+        if word not in cls.model_fields:
+            raise unknown(f"option in '{text}'", word, cls.model_fields)
+    try:
+        return cls(**words)
+    except ValidationError as e:
+        first = e.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        message = first["msg"].removeprefix("Value error, ")
+        about = cls.model_fields[name].description if name else ""
+        raise FedloomError(
+            f"'{text}' is not valid: {name} {message[:1].lower()}{message[1:]}"
+            + (f" ({name}: {about})." if about else ".")
+        ) from None
+
+
+def options(text: str, words: list[str]) -> dict[str, str]:
+    """`key=value` words of a line of text."""
+    out: dict[str, str] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or not key.strip() or key.strip() in out:
+            raise FedloomError(f"'{text}' is not valid: write each option once, as option=value.")
+        out[key.strip()] = value.strip()
+    return out

@@ -1,0 +1,273 @@
+"""Networks without a server: who is linked, who moves where, what goes wrong."""
+
+import itertools
+
+import networkx
+import numpy as np
+import pytest
+
+from fedloom.errors import FedloomError
+from fedloom.streams import stream
+from fedloom.topology import LOST, Contacts, Faults, Peers, network
+from fedloom.topology.report import ContactReport, meetings
+
+
+def draws(t=1, seed=0):
+    return lambda *purpose, round=t: stream(seed, *purpose, round)
+
+
+def links(text, nodes, t=1):
+    return network(text).edges(t, nodes, draws(t)).tolist()
+
+
+def graph(edges, nodes):
+    out = networkx.empty_graph(nodes)
+    out.add_edges_from(map(tuple, edges))
+    return out
+
+
+# -- fixed graphs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "theirs"),
+    [
+        ("ring", networkx.cycle_graph(12)),
+        ("complete", networkx.complete_graph(12)),
+        ("star", networkx.star_graph(11)),
+        ("grid:4", networkx.grid_2d_graph(3, 4)),
+        ("grid", networkx.grid_2d_graph(3, 4)),
+        ("watts-strogatz:4,chance=0", networkx.watts_strogatz_graph(12, 4, 0)),
+    ],
+)
+def test_fixed_graphs_are_those_of_networkx(text, theirs):
+    ours = graph(links(text, 12), 12)
+    assert ours.number_of_edges() == theirs.number_of_edges()
+    assert networkx.is_isomorphic(ours, theirs)
+    assert links(text, 12, 1) == links(text, 12, 7)
+
+
+@pytest.mark.parametrize("text", ["erdos-renyi:0.3", "watts-strogatz:4,chance=0.5"])
+def test_a_random_graph_is_drawn_once_for_a_run(text):
+    assert links(text, 30, 1) == links(text, 30, 9)
+    other = network(text).edges(1, 30, draws(1, seed=5)).tolist()
+    assert links(text, 30) != other
+
+
+def test_the_chance_of_a_link_is_met():
+    assert len(links("erdos-renyi:0.3", 100)) == pytest.approx(0.3 * 4950, rel=0.1)
+    assert links("erdos-renyi:0", 10) == []
+    assert links("erdos-renyi:1", 10) == links("complete", 10)
+
+
+@pytest.mark.parametrize("text", ["ring", "complete", "star", "grid", "erdos-renyi", "waypoint"])
+def test_one_node_meets_nobody(text):
+    assert links(text, 1) == []
+
+
+def test_links_come_from_a_file(in_tmp):
+    (in_tmp / "e.csv").write_text("from,to\n# a comment\n2,1\n1,2\n0,2\n")
+    assert links("edges:e.csv", 3) == [[0, 2], [1, 2]]
+    with pytest.raises(FedloomError, match="--clients 3"):
+        links("edges:e.csv", 2)
+
+
+def test_a_trace_is_cut_into_rounds_and_begins_again(in_tmp):
+    (in_tmp / "t.csv").write_text("time,a,b\n100,bob,ann\n105,cid,bob\n112,ann,cid\n131,ann,bob\n")
+    rounds = [links("trace:t.csv,every=10", 3, t) for t in range(1, 6)]
+    assert rounds == [[[0, 1], [1, 2]], [[0, 2]], [], [[0, 1]], [[0, 1], [1, 2]]]
+    with pytest.raises(FedloomError, match="3 nodes"):
+        links("trace:t.csv", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("rong", "Did you mean 'ring'"),
+        ("waypoint,are=500", "Did you mean 'area'"),
+        ("waypoint,area=-1", "area"),
+        ("waypoint,area=nan", "area"),
+        ("waypoint,slowest=9", "Swap"),
+        ("waypoint,area=5,area=6", "once"),
+        ("ring:3", "option=value"),
+        ("erdos-renyi:2", "chance"),
+        ("edges", "file"),
+        ("edges:none.csv", "no file"),
+        ("trace:empty.csv", "no contact"),
+        ("trace:wide.csv", "4 values"),
+        ("edges:words.csv", "numbered from 0"),
+        ("watts-strogatz:20", "smaller"),
+    ],
+)
+def test_a_wrong_network_is_refused_in_a_sentence(in_tmp, text, why):
+    (in_tmp / "empty.csv").write_text("")
+    (in_tmp / "wide.csv").write_text("1,2,3,4\n")
+    (in_tmp / "words.csv").write_text("0,x\n")
+    with pytest.raises(FedloomError, match=why):
+        links(text, 10)
+
+
+# -- moving nodes ---------------------------------------------------------------------------------
+
+
+def test_nodes_walk_within_the_area_no_faster_than_they_can():
+    way = network("waypoint,area=200,slowest=2,fastest=5,pause=3")
+    places = way.places(np.arange(0.0, 500.0), 40, draws())
+    assert places.min() >= 0
+    assert places.max() <= 200
+    paces = np.linalg.norm(np.diff(places, axis=0), axis=-1)
+    assert paces.max() <= 5 + 1e-9
+    resting = (paces == 0).mean()
+    assert 0.02 < resting < 0.3  # some 60 steps of walking, then 3 of rest
+    assert network("waypoint,area=200,pause=0").places(np.arange(9.0), 5, draws()).shape == (
+        9,
+        5,
+        2,
+    )
+
+
+def test_where_nodes_are_needs_no_rounds_before():
+    way = network("waypoint,area=300")
+    late = way.positions(40, 20, draws(40))
+    walked = way.places(np.arange(0.0, 401.0), 20, draws(1))
+    assert np.array_equal(walked[400], late)
+    assert way.edges(40, 20, draws(40)).tolist() == way.edges(40, 20, draws(40)).tolist()
+
+
+def test_nodes_meet_if_they_are_in_range_at_a_step_of_the_round():
+    way = network("waypoint,area=300,range=60,steps=4")
+    for t in (1, 5):
+        seen = set()
+        for places in way.places(np.arange(4.0 * (t - 1) + 1, 4 * t + 1), 25, draws(t)):
+            apart = np.linalg.norm(places[:, None] - places[None], axis=-1)
+            seen |= {(a, b) for a, b in np.argwhere(apart <= 60).tolist() if a < b}
+        assert sorted(seen) == [tuple(pair) for pair in way.edges(t, 25, draws(t)).tolist()]
+
+
+def test_a_larger_area_has_fewer_contacts():
+    degree = {
+        area: ContactReport.of(Peers(network(f"waypoint,area={area}")), 50, 20).table["degree"]
+        for area in (500, 1000, 2000)
+    }
+    means = [float(d.mean()) for d in degree.values()]
+    assert means[0] > 2 * means[1] > 4 * means[2] > 0
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def test_nodes_fail_and_come_back_as_often_as_said():
+    faults = Faults.parse("fail=0.1,back=0.3")
+    up = np.array([faults.nodes(t, 400, draws(t))[0] for t in range(1, 60)])
+    failed, back = up[:-1] & ~up[1:], ~up[:-1] & up[1:]
+    assert failed.sum() / up[:-1].sum() == pytest.approx(0.1, rel=0.1)
+    assert back.sum() / (~up[:-1]).sum() == pytest.approx(0.3, rel=0.1)
+    for t in (5, 50):
+        assert np.array_equal(faults.nodes(t + 1, 400, draws(t))[1], back[t - 1])
+
+
+def test_who_is_down_neither_trains_nor_meets():
+    peers = Peers(network("complete"), Faults.parse("fail=0.5,back=0.5,state=lost"))
+    seen = [peers.contacts(t, 20, 20, draws(t)) for t in range(1, 8)]
+    for before, after in itertools.pairwise(seen):
+        assert len(after.edges) == len(after.participants) * (len(after.participants) - 1) / 2
+        assert set(after.edges.ravel()) <= set(after.participants)
+        assert set(after.forgotten) == set(after.participants) - set(before.participants)
+    kept = Peers(network("complete"), Faults.parse("fail=0.5"))
+    assert not any(len(kept.contacts(t, 20, 20, draws(t)).forgotten) for t in range(1, 8))
+
+
+def test_messages_are_lost_and_late_as_often_as_said():
+    late = Faults.parse("loss=0.2,late=3").messages(10000, draws())
+    assert (late == LOST).mean() == pytest.approx(0.2, rel=0.1)
+    assert [(late == d).mean() for d in range(4)] == pytest.approx([0.2] * 4, rel=0.1)
+    assert Faults.parse("fail=1").messages(10, draws()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("loss=2", "loss"), ("los=0.1", "Did you mean 'loss'"), ("fail", "option=value"),
+     ("state=gone", "kept"), ("back=0,fail=1", "back")],
+)  # fmt: skip
+def test_wrong_faults_are_refused(text, why):
+    with pytest.raises(FedloomError, match=why):
+        Faults.parse(text)
+
+
+# -- who takes part -------------------------------------------------------------------------------
+
+
+def test_all_train_alone_before_the_first_exchange():
+    peers = Peers(network("ring"), self_training=3, alone=False)
+    assert [len(peers.contacts(t, 5, 5, draws(t)).edges) for t in (1, 3, 4)] == [0, 0, 5]
+    assert peers.contacts(1, 5, 5, draws(1)).participants.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_node_that_meets_nobody_may_rest(in_tmp):
+    (in_tmp / "e.csv").write_text("0,2\n")
+    rests = Peers(network("edges:e.csv"), alone=False).contacts(1, 4, 4, draws())
+    assert rests.participants.tolist() == [0, 2]
+    assert meetings(rests)["isolated"] == 0.5
+    assert Peers(network("edges:e.csv")).contacts(1, 4, 4, draws()).participants.tolist() == [
+        0, 1, 2, 3,
+    ]  # fmt: skip
+
+
+def test_participation_draws_who_is_awake():
+    contacts = Peers(network("complete")).contacts(1, 20, 5, draws())
+    assert len(contacts.participants) == 5
+    assert len(contacts.edges) == 10
+
+
+def test_messages_go_both_ways():
+    late = np.array([0, LOST, 2, 1])
+    contacts = Contacts(np.arange(3), np.array([[0, 1], [1, 2]]), late)
+    sender, receiver, when = contacts.messages()
+    assert list(zip(sender, receiver, when, strict=True)) == [
+        (1, 0, 2), (0, 1, 0), (2, 1, 1), (1, 2, LOST),
+    ]  # fmt: skip
+
+
+# -- the report -----------------------------------------------------------------------------------
+
+
+def test_contacts_are_counted(in_tmp):
+    trace = "0,0,1\n0,1,2\n1,0,1\n4,0,1\n5,3,2\n"
+    (in_tmp / "t.csv").write_text(trace)
+    report = ContactReport.of(Peers(network("trace:t.csv")), 5, 6)
+    assert report.table["degree"].tolist() == [0.8, 0.4, 0, 0, 0.4, 0.4]
+    assert report.table["isolated"].tolist() == [0.4, 0.6, 1, 1, 0.6, 0.6]
+    assert report.table["contacts"].tolist() == [2, 1, 0, 0, 1, 1]
+    assert report.table["components"].tolist() == [3, 4, 5, 5, 4, 4]
+    assert report.gaps.tolist() == [3]  # 0 and 1 met in rounds 1 and 2, then in round 5
+    assert report.met == 3 / 10
+
+
+@pytest.mark.parametrize("text", ["waypoint,area=300", "ring", "grid"])
+def test_a_network_is_drawn_as_a_strip_or_a_film(in_tmp, text):
+    from PIL import Image
+
+    from fedloom.report.topology_plot import save_film
+
+    links = network(text)
+    report = ContactReport.of(Peers(links, Faults.parse("fail=0.2")), 12, 5)
+    save_film(report, links, 0, text, in_tmp / "strip.png")
+    assert Image.open(in_tmp / "strip.png").size[0] > 1000
+    save_film(report, links, 0, text, in_tmp / "film.gif")
+    assert Image.open(in_tmp / "film.gif").n_frames == 5
+
+
+def test_the_command_line_shows_a_network(in_tmp):
+    from typer.testing import CliRunner
+
+    from fedloom.cli import app
+
+    shown = CliRunner().invoke(app, ["topology"])
+    assert "erdos-renyi" in shown.output
+    words = ["topology", "waypoint,area=300", "--clients", "10", "--rounds", "4", "--plot", "a.png"]
+    shown = CliRunner().invoke(app, words)
+    assert "isolated nodes" in shown.output
+    assert (in_tmp / "a.png").exists()
+    wrong = CliRunner().invoke(app, [*words[:-1], "a.txt"])
+    assert isinstance(wrong.exception, FedloomError)
+    assert ".gif" in str(wrong.exception)
