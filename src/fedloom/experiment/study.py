@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -42,6 +43,19 @@ class Ask:
     preset: str
     scale: str = "full"
     seeds: int = 1
+
+    @property
+    def over(self) -> str:
+        """What a number stands for."""
+        return "one seed" if self.seeds == 1 else f"mean ± std over {self.seeds} seeds"
+
+
+def spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
+    """Mean ± std, as text; a dash where something is missing."""
+    if not values or np.isnan(values).any():
+        return "–"
+    mean = f"{np.mean(values):{sign}.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {np.std(values):.{digits}f}"
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from fedloom.errors import FedloomError
-from fedloom.layout import Layout
 from fedloom.models.counts import training_macs
 from fedloom.models.exits import Exits
 from fedloom.select.base import Ask, Select, Selection
+
+#: of every prefix of a model, by what is counted
+_COSTS: WeakKeyDictionary[nn.Module, dict[str, list[int]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,9 @@ class Prefix(Select):
         depth = self.depth(module, ask.capacity)
         if depth == module.depths:
             return None
-        smaller = module.prefix(depth)
-        names = {e.name for e in Layout.of(smaller, ask.layout.extras).entries}
-        index = torch.cat([
-            torch.arange(e.start, e.stop) for e in ask.layout.entries if e.name in names
-        ])  # fmt: skip
+        # Tensors are called blocks.N.… and exits.N.…
+        there = [e for e in ask.layout.entries if int(e.tensor.split(".")[1]) < depth]
+        index = torch.cat([torch.arange(e.start, e.stop) for e in there])
         return Selection(index, depth, partial(module.prefix, depth))
 
     def depth(self, module: Exits, capacity: float) -> int:
@@ -50,14 +51,21 @@ class Prefix(Select):
             return module.depths
         if self.budget == "blocks":
             return max(int(-(-capacity * module.depths // 1)), 1)
-        costs = [self._cost(module.prefix(d)) for d in range(1, module.depths + 1)]
+        costs = self._costs(module)
         affordable = [d for d, cost in enumerate(costs, 1) if cost <= capacity**2 * costs[-1]]
         return max(affordable, default=1)
 
-    def _cost(self, module: Exits) -> int:
-        if self.budget == "parameters":
-            return sum(p.numel() for p in module.parameters())
-        return training_macs(module, module.shape)
+    def _costs(self, module: Exits) -> list[int]:
+        known = _COSTS.setdefault(module, {})
+        if self.budget not in known:
+            prefixes = [module.prefix(d) for d in range(1, module.depths + 1)]
+            known[self.budget] = [
+                sum(p.numel() for p in m.parameters())
+                if self.budget == "parameters"
+                else training_macs(m, m.shape)
+                for m in prefixes
+            ]
+        return known[self.budget]
 
     def check(self, module: nn.Module, shape: tuple[int, int, int], capacity: float) -> None:
         if not isinstance(module, Exits):

@@ -8,7 +8,6 @@ where probes are noise), and all are scored in rounds that end in an average.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from fedloom.experiment.study import (
     Study,
     SwapPicture,
     Table,
+    spread,
 )
 
 #: data → model, clients, rounds, local steps a round (h1), public images for a comparison
@@ -152,18 +152,17 @@ class S0Swap(Study):
             ]
             rows.append([
                 label,
-                _spread(last),
-                _spread(gains, sign="+") if name != "fedavg" else "",
-                _spread([100 * _within(r, budget) for r in runs]),
+                spread(last),
+                spread(gains, sign="+") if name != "fedavg" else "",
+                spread([100 * _within(r, budget) for r in runs]),
                 f"{np.mean([r.summary['bytes'] for r in runs]) / 1e6:.1f}",
-                _spread([1000 * _server_seconds(r) for r in runs], digits=0),
+                spread([1000 * _server_seconds(r) for r in runs], digits=0),
             ])  # fmt: skip
         heads = ["method", "test accuracy (%)", "gain over FedAvg (points)",
                  f"accuracy within {budget / 1e6:.1f} MB (%)", TRAFFIC,
                  "server time (ms a swap; FedAvg: a round)"]  # fmt: skip
         skew = PARTITIONS.get(ask.preset, TWO_CLASSES)
-        seeds = "one seed" if ask.seeds == 1 else f"mean ± std over {ask.seeds} seeds"
-        title = f"{ask.data}, {skew}, {self._rounds(ask)} rounds; {seeds}"
+        title = f"{ask.data}, {skew}, {self._rounds(ask)} rounds; {ask.over}"
         return [Table(title, heads, rows)]
 
     def _rounds(self, ask: Ask) -> int:
@@ -209,10 +208,3 @@ def _server_seconds(run: Result) -> float:
     swapped = {r["round"] for r in run.records if r.get("mix", {}).get("event") == "swap"}
     spent = run.profile["mix"]
     return float(spent[spent.index.isin(swapped)].mean() if swapped else spent.mean())
-
-
-def _spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    if not values or np.isnan(values).any():
-        return "–"
-    mean = f"{np.mean(values):{sign}.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {np.std(values):.{digits}f}"

@@ -20,7 +20,17 @@ import pandas as pd
 
 from fedloom.data.catalog import load
 from fedloom.experiment.result import Result
-from fedloom.experiment.study import Ask, Cell, Drawn, Figures, Picture, Results, Study, Table
+from fedloom.experiment.study import (
+    Ask,
+    Cell,
+    Drawn,
+    Figures,
+    Picture,
+    Results,
+    Study,
+    Table,
+    spread,
+)
 
 LABELS = {
     "heterofl": "HeteroFL",
@@ -100,7 +110,7 @@ class _S2(Study):
     def _title(self, ask: Ask) -> str:
         scale = "" if ask.scale == "full" else ", network of a quarter of the channels"
         rounds = (QUICK if ask.scale == "quick" else ROUNDS)[ask.data]
-        return f"{ask.data}{scale}, {rounds} rounds, {ask.preset} constants, {_seeds(ask)}"
+        return f"{ask.data}{scale}, {rounds} rounds, {ask.preset} constants, {ask.over}"
 
 
 class _Methods(_S2):
@@ -322,7 +332,7 @@ class S2Gap(_S2):
         for method in self.METHODS:
             runs = results.get(method, ())
             gaps = [float(r.rounds["gap"].sum()) for r in runs]
-            rows.append([LABELS[method], _spread(gaps) if gaps else "diverged", _accuracy(runs)])
+            rows.append([LABELS[method], spread(gaps) if gaps else "diverged", _accuracy(runs)])
         heads = ["method", "Σ|g − g_sub| over all rounds", "test accuracy (%)"]
         return [Table(f"Gradient left out on the clients' own data: {ask.data}", heads, rows)]
 
@@ -403,19 +413,9 @@ def _overlap(layer: np.ndarray, client: int) -> float:
     return float(np.mean(others))
 
 
-def _seeds(ask: Ask) -> str:
-    return "one seed" if ask.seeds == 1 else f"mean ± std over {ask.seeds} seeds"
-
-
 def _accuracy(runs: Iterable[Result]) -> str:
-    return _spread([100 * run.summary["test_accuracy"] for run in runs]) or "diverged"
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    mean = f"{np.mean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean}±{np.std(values):.2f}"
+    found = [100 * run.summary["test_accuracy"] for run in runs]
+    return spread(found) if found else "diverged"
 
 
 S2: tuple[type[Study], ...] = (

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.experiment.result import Result
-from fedloom.experiment.study import Ask, Cell, Picture, Results, Study, Table
+from fedloom.experiment.study import Ask, Cell, Picture, Results, Study, Table, spread
 
 LABELS = {"p2p-fedavg": "P2P FedAvg", "wafl": "WAFL", "feddom": "feddom"}
 NODES = {"digits": (20, 40)}  # the others: the source's
@@ -80,8 +80,7 @@ def _mean(runs: Sequence[Result], column: str, digits: int = 3) -> str:
     if not runs:
         return "diverged"
     values = [float(r.evaluations[column].iloc[-1]) for r in runs]
-    spread = f" ± {np.std(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{spread}"
+    return spread(values, digits)
 
 
 def _over(runs: Sequence[Result], column: str, digits: int) -> str:
