@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from fedloom.layout import Entry, Layout
 from fedloom.local.rule import Params
-from fedloom.models.counts import training_macs
+from fedloom.models.counts import saved_bytes, training_macs
 from fedloom.select.channels import Channels
 
 
@@ -87,13 +87,13 @@ class Narrower:
         self._channels = channels
         self._counts = [min(k, n) for k, n in zip(counts, channels.sizes, strict=True)]
         self.module = channels.build(self._counts, scale)
-        self._macs: int | None = None
+        self._costs: tuple[int, int] | None = None
 
-    def macs(self, shape: tuple[int, int, int]) -> int:
-        """Multiply-accumulates of one sample's training pass."""
-        if self._macs is None:
-            self._macs = training_macs(self.module, shape)
-        return self._macs
+    def costs(self, shape: tuple[int, int, int]) -> tuple[int, int]:
+        """Of one sample's training pass: multiply-accumulates, and bytes kept for going back."""
+        if self._costs is None:
+            self._costs = training_macs(self.module, shape), saved_bytes(self.module, shape)
+        return self._costs
 
     def __call__(self, tensors: Params, x: Tensor) -> Tensor:
         """Logits, from the tensors of the client's net."""

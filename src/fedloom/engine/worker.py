@@ -24,9 +24,10 @@ from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.local import Batch, LocalRule
 from fedloom.local.rule import Step
-from fedloom.models.counts import forward_macs, saved_bytes, training_macs
+from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
 from fedloom.models.norm import has_tracked_norm, measuring
 from fedloom.select import Ask, Last, Public, Selection
+from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
 
 _SCORE_BATCH = 256
@@ -173,23 +174,30 @@ class Worker:
         chosen, data = job.selection, self.setting.dataset
         resident = self.resident(chosen)
         macs = seen * self._macs[None if chosen is None else chosen.shape]
+        inside = 0  # of the narrower nets, the largest that is in memory beside the client's own
         for width, count in Counter(job.widths).items():
             narrower = self.narrower(task, chosen, width)
             if narrower is not None:
-                macs += seen * count // len(job.steps) * narrower.macs(data.shape)
+                each, saved = narrower.costs(data.shape)
+                macs += seen * count // len(job.steps) * each
+                inside = max(inside, saved)
         sizes = (sum(at.shape[-1] for at in step.values()) for step in job.steps)
         batch = max(sizes, default=0)
         copies = 3 if task.optimiser.momentum else 2
         memory = copies * resident.layout.trainable * resident.layout.bytes
-        memory += batch * self._saved[None if chosen is None else chosen.shape]
+        memory += batch * (self._saved[None if chosen is None else chosen.shape] + inside)
         if task.select.sees_data and chosen is not None:  # it chose from the whole model
-            macs += chosen.samples * self._inference
-            memory += self.setting.layout.size * self.setting.layout.bytes
+            each, passing = self._inference
+            macs += chosen.samples * each * (2 if self.setting.static else 1)  # norms are measured
+            whole = self.setting.layout.size * self.setting.layout.bytes
+            memory = whole + max(memory, min(chosen.samples, LOOKED_AT_ONCE) * passing)
         return macs, memory
 
     @cached_property
-    def _inference(self) -> int:
-        return forward_macs(self._whole.module, self.setting.dataset.shape)
+    def _inference(self) -> tuple[int, int]:
+        """Of one sample's pass through the whole model: multiply-accumulates and bytes."""
+        module, shape = self._whole.module, self.setting.dataset.shape
+        return forward_macs(module, shape), passing_bytes(module, shape)
 
     def score(self, row: Tensor, block: Block) -> Scored:
         """One row on a block of samples."""

@@ -54,7 +54,7 @@ def blueprint(
         select = Prefix()
         select.check(module, shape, capacity)
         part = module.prefix(select.depth(module, capacity))  # type: ignore[operator, arg-type]
-    else:
+    elif capacity < 1:
         Ordered().check(module, shape, capacity)
         channels = Channels.of(module, shape)
         counts = channels.counts(capacity)

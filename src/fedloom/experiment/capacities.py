@@ -73,7 +73,7 @@ class Capacities:
     def _read(path: Path) -> Capacities:
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                rows = {int(row["client"]): float(row["capacity"]) for row in csv.DictReader(file)}
+                pairs = [(int(r["client"]), float(r["capacity"])) for r in csv.DictReader(file)]
         except FileNotFoundError:
             raise FedloomError(f"There is no file '{path}' with capacities.") from None
         except (OSError, KeyError, ValueError, TypeError, UnicodeDecodeError) as e:
@@ -81,8 +81,9 @@ class Capacities:
                 f"'{path}' can't be read as capacities ({e}): give a header line "
                 "'client,capacity' and a line for each client, numbered from 0."
             ) from None
-        if sorted(rows) != list(range(len(rows))) or not rows:
-            raise FedloomError(f"'{path}' must have a line for each client, numbered from 0.")
+        rows = dict(pairs)
+        if sorted(client for client, _ in pairs) != list(range(len(pairs))) or not pairs:
+            raise FedloomError(f"'{path}' must have one line for each client, numbered from 0.")
         wrong = [client for client, value in rows.items() if not 0 < value <= 1]
         if wrong:
             raise FedloomError(

@@ -99,7 +99,7 @@ class Result:
 
     @property
     def devices(self) -> pd.DataFrame:
-        """What devices of each capacity paid per round that they took part in (`clients` counts
+        """What devices of each capacity paid per round that they took part in (`took_part` counts
         those), and how well the model does on their data; empty where all can do everything."""
         rounds = [record["devices"] for record in self.records if "devices" in record]
         scores: dict[str, Any] = next((r["clients"]["groups"] for r in reversed(self.records)
@@ -112,7 +112,7 @@ class Result:
             means = {n: float(np.average([t[n] for t in there], weights=counts)) for n in names}
             score = scores.get(capacity, {})
             found = {k: score[k] for k in ("micro", "macro", "std") if k in score}
-            rows[float(capacity)] = {"clients": int(counts.sum()), **means, **found}
+            rows[float(capacity)] = {"took_part": int(counts.sum()), **means, **found}
         table = pd.DataFrame.from_dict(rows, orient="index")
         table.index.name = "capacity"
         return table

@@ -146,8 +146,8 @@ def prepare(
     public = public_set(config.public, federation)
     if public is not None and public.y is None and method.select.sees_public == "labelled":
         raise FedloomError(
-            f"{config.method} needs the labels of the public set, and {public.note}. Use a share "
-            "of the clients' data, or a method that needs no labels."
+            f"{config.method} needs a public set with labels, and this is {public.note}. Use a "
+            "share of the clients' data, or a method that needs no labels."
         )
     capacities = _capacities(config)
     augment = _augment(config, dataset)
@@ -155,6 +155,10 @@ def prepare(
     shape, classes = dataset.shape, dataset.n_classes
     model_options = {**config.model_options, **method.select.model_options}
     make = partial(build, factory, shape, classes, config.seed, model_options)
+    fitted = method.select.fitted(make(), float(capacities[: config.clients].max()))
+    if fitted:
+        model_options |= fitted
+        make = partial(build, factory, shape, classes, config.seed, model_options)
     module = make()
     layout = Layout.of(module, method.local.extras)
     shared = layout.flatten(module, method.local.extras)

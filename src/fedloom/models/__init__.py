@@ -41,10 +41,11 @@ def build(
 ) -> nn.Module:
     """A freshly initialised model; its weights come from the stream (seed, "model").
 
-    The option `exits`, of any model that says what its blocks are, puts a classifier behind each.
+    The option `exits`, of any model that says what its blocks are, puts a classifier behind each;
+    as a number, only so many of them answer.
     """
     given = dict(options or {})
-    exits = bool(given.pop("exits", False))
+    exits = given.pop("exits", False)
     if isinstance(model, str):
         name = choose(shape) if model == "auto" else model
         if name not in MODELS:
@@ -73,4 +74,6 @@ def build(
             raise FedloomError(
                 f"The model factory '{name}' returned {kind}, not a torch.nn.Module."
             )
-        return with_exits(module, shape, classes) if exits else module
+        if not exits:
+            return module
+        return with_exits(module, shape, classes, None if exits is True else int(exits))

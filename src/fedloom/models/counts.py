@@ -55,19 +55,41 @@ def saved_bytes(module: nn.Module, shape: tuple[int, int, int]) -> int:
     samples = 2  # batch norm needs more than one
     parameter = next(module.parameters())
     x = torch.zeros((samples, *shape), dtype=parameter.dtype, device=parameter.device)
-    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
     sizes: dict[int, int] = {}
 
     def keep(t: torch.Tensor) -> torch.Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in own:
-            sizes[storage.data_ptr()] = storage.nbytes()
+        if t.untyped_storage().data_ptr() not in own:
+            sizes[t.data_ptr()] = max(t.nbytes, sizes.get(t.data_ptr(), 0))
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), torch.enable_grad():
         out = module.train()(x)
     del out
     return sum(sizes.values()) // samples
+
+
+def passing_bytes(module: nn.Module, shape: tuple[int, int, int]) -> int:
+    """What is in memory at once while one sample passes: a layer's largest input and output."""
+    sizes = [0]
+
+    def note(_: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        given = sum(t.nbytes for t in inputs if isinstance(t, torch.Tensor))
+        sizes.append(given + output.nbytes)
+
+    leaves = [m for m in module.modules() if not list(m.children())]
+    hooks = [leaf.register_forward_hook(note) for leaf in leaves]
+    parameter = next(module.parameters())
+    x = torch.zeros((1, *shape), dtype=parameter.dtype, device=parameter.device)
+    training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(x)
+    finally:
+        module.train(training)
+        for hook in hooks:
+            hook.remove()
+    return max(sizes)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from fedloom.errors import FedloomError
 
 
-def with_exits(module: nn.Module, shape: tuple[int, int, int], classes: int) -> Exits:
-    """A model's blocks with a classifier behind each, in place of the model's own."""
+def with_exits(
+    module: nn.Module, shape: tuple[int, int, int], classes: int, answers: int | None = None
+) -> Exits:
+    """A model's blocks with a classifier behind each, in place of the model's own; only the first
+    `answers` (None: all) have a say when it is not training."""
     if isinstance(module, Exits):
         return module
     blocks = getattr(module, "exit_blocks", None)
@@ -22,7 +25,7 @@ def with_exits(module: nn.Module, shape: tuple[int, int, int], classes: int) -> 
             "could be put. Give it a method exit_blocks() that returns them in order, as a list of "
             "modules, or use mlp, lenet, conv4, resnet18 or resnet34."
         )
-    return Exits(blocks(), shape, classes)
+    return Exits(blocks(), shape, classes, answers)
 
 
 class Exit(nn.Module):
@@ -39,15 +42,19 @@ class Exit(nn.Module):
 class Exits(nn.Module):
     """Blocks in a row with a classifier behind each.
 
-    In training it returns the logits of all of them, (exits, batch, classes); otherwise their mean
-    (batch, classes).
+    In training it returns the logits of all of them, (exits, batch, classes); otherwise the mean
+    over the first `answers` of them, (batch, classes).
     """
 
     def __init__(
-        self, blocks: Sequence[nn.Module], shape: tuple[int, int, int], classes: int
+        self,
+        blocks: Sequence[nn.Module],
+        shape: tuple[int, int, int],
+        classes: int,
+        answers: int | None = None,
     ) -> None:
         super().__init__()
-        self.shape, self.classes = shape, classes
+        self.shape, self.classes, self.answers = shape, classes, answers or len(blocks)
         self.blocks = nn.ModuleList(blocks)
         x = torch.zeros((2, *shape))
         exits = []
@@ -70,13 +77,19 @@ class Exits(nn.Module):
         blocks, exits = self.blocks, self.exits
         try:
             self.blocks, self.exits = blocks[:depth], exits[:depth]
-            return copy.deepcopy(self)
+            smaller = copy.deepcopy(self)
         finally:
             self.blocks, self.exits = blocks, exits
+        for layer in smaller.modules():  # a copy of a view is one of all that it is a view of
+            for name, buffer in layer._buffers.items():
+                layer._buffers[name] = None if buffer is None else buffer.clone()
+        return smaller
 
     def forward(self, x: Tensor) -> Tensor:
         logits = []
-        for block, leave in zip(self.blocks, self.exits, strict=True):
+        for i, (block, leave) in enumerate(zip(self.blocks, self.exits, strict=True)):
+            if i >= self.answers and not self.training:
+                break
             x = block(x)
             logits.append(leave(x))
         every = torch.stack(logits)

@@ -212,7 +212,7 @@ def _print_devices(result: Result) -> None:
     heads = ("capacity", "took part", "parameters", "MACs a round", "memory", "up", "down",
              "own test data")  # fmt: skip
     rows = [
-        [f"{capacity:g}", f"{row['clients']:.0f}", f"{row['parameters']:,.0f}",
+        [f"{capacity:g}", f"{row['took_part']:.0f}", f"{row['parameters']:,.0f}",
          amount(row["macs"], "MAC"), amount(row["memory"]), amount(row["bytes_up"]),
          amount(row["bytes_down"]), percent(row.get("micro"))]
         for capacity, row in table.iterrows()

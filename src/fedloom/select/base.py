@@ -92,6 +92,10 @@ class Select:
     nested: bool = False
     model_options: Mapping[str, Any] = {}
 
+    def fitted(self, module: nn.Module, strongest: float) -> Mapping[str, Any]:
+        """What the model must be built with as well, where nobody is stronger than this."""
+        return {}
+
     def check(self, module: nn.Module, shape: tuple[int, int, int], capacity: float) -> None:
         """Refuse, before any work, a model that gives no sub-model of this capacity."""
 

@@ -138,16 +138,30 @@ class Channels:
         hidden layers in training (the scaler, S2 §3.3.3)."""
         smaller = self.narrow(counts)
         module = copy.deepcopy(self.module)
-        shapes = {name: tuple(map(_size, dims)) for name, dims in smaller.dims.items()}
+        unscaled = set(self.scaled) - {name for name, _ in module.named_modules()}
+        if scale != 1 and unscaled:
+            raise FedloomError(
+                f"The scaler can't reach what '{sorted(unscaled)[0]}' gives, which is a parameter "
+                "and no layer. Put it into a module, or set scaler=false."
+            )
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        names = {id(tensor): name for name, tensor in tensors}
+        made: dict[str, Tensor] = {}  # a tensor that layers share stays one
+
+        def cut(tensor: Tensor) -> Tensor:
+            name = names[id(tensor)]
+            if name not in made:
+                new = tensor.new_zeros([_size(dim) for dim in smaller.dims[name]])
+                if isinstance(tensor, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+                made[name] = new
+            return made[name]
+
         for name, layer in module.named_modules():
-            prefix = f"{name}." if name else ""
-            for key, p in layer._parameters.items():
-                if p is not None:
-                    new = torch.zeros(shapes[prefix + key], dtype=p.dtype, device=p.device)
-                    layer._parameters[key] = nn.Parameter(new, requires_grad=p.requires_grad)
-            for key, b in layer._buffers.items():
-                if b is not None and prefix + key in shapes:
-                    layer._buffers[key] = b.new_zeros(shapes[prefix + key])
+            for own in (layer._parameters, layer._buffers):
+                for key, tensor in own.items():
+                    if tensor is not None:
+                        own[key] = cut(tensor)
             _tell_sizes(layer, name in self.depthwise)
             if scale != 1 and name in self.scaled:
                 scale_output(layer, scale)

@@ -5,10 +5,12 @@ The model says what its prefixes are (`models.exits.Exits`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -46,11 +48,15 @@ class Prefix(Select):
         index = torch.cat([torch.arange(e.start, e.stop) for e in there])
         return Selection(index, depth, partial(module.prefix, depth))
 
+    def fitted(self, module: nn.Module, strongest: float) -> Mapping[str, Any]:
+        """Classifiers that nobody trains have no say."""
+        return {"exits": self.depth(module, strongest)} if isinstance(module, Exits) else {}
+
     def depth(self, module: Exits, capacity: float) -> int:
         if capacity == 1:
             return module.depths
         if self.budget == "blocks":
-            return max(int(-(-capacity * module.depths // 1)), 1)
+            return max(ceil(capacity * module.depths - 1e-9), 1)
         costs = self._costs(module)
         affordable = [d for d, cost in enumerate(costs, 1) if cost <= capacity**2 * costs[-1]]
         return max(affordable, default=1)

@@ -7,7 +7,8 @@ mean of what those say. Static norms are measured on the same data first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,42 +17,47 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedloom.errors import FedloomError
 from fedloom.local.rule import Batch
 from fedloom.models.norm import settle
-from fedloom.select.channels import Channels, Dim
+from fedloom.select.channels import Channels, Dim, Group
 
-_AT_ONCE = 256
+AT_ONCE = 256
+_WATCHED = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 def activations(module: nn.Module, channels: Channels, x: Tensor) -> list[np.ndarray]:
     """h_i of every group: the mean over samples and, for maps, positions."""
     sums = [torch.zeros(n, dtype=torch.float64) for n in channels.sizes]
-    settle(module, x.split(_AT_ONCE))
+    settle(module, x.split(AT_ONCE))
     with torch.no_grad(), _inputs(module, channels) as given:
-        for some in x.split(_AT_ONCE):
+        for some in x.split(AT_ONCE):
+            given.clear()
             module(some)
             for g, group in enumerate(channels.groups):
-                for layer, dim in group.readers:
-                    values = _by_channel(module, layer, given[layer], dim, g)
+                for (layer, dim), read in zip(group.readers, _uses(group, given), strict=True):
+                    values = _by_channel(module, layer, read, dim, g)
                     sums[g] += len(some) * values.double().mean(1).cpu() / len(group.readers)
     return [(total / max(len(x), 1)).numpy() for total in sums]
 
 
 def gradients(module: nn.Module, channels: Channels, batch: Batch) -> list[np.ndarray]:
     """g_i of every group: Σ over positions of |Σ over samples of ∂L/∂h_i| (S2 Algorithm 4.4)."""
-    sums: list[dict[str, Tensor]] = [{} for _ in channels.groups]
-    settle(module, batch.x.split(_AT_ONCE))
+    sums: list[dict[int, Tensor]] = [{} for _ in channels.groups]
+    settle(module, batch.x.split(AT_ONCE))
     with torch.enable_grad(), _inputs(module, channels) as given:
-        for x, y in zip(batch.x.split(_AT_ONCE), batch.y.split(_AT_ONCE), strict=True):
+        for x, y in zip(batch.x.split(AT_ONCE), batch.y.split(AT_ONCE), strict=True):
+            given.clear()
             loss = F.cross_entropy(module(x), y, reduction="sum") / len(batch.y)
-            layers = list(given)
-            found = torch.autograd.grad(loss, [given[name] for name in layers])
-            by_layer = dict(zip(layers, found, strict=True))
+            reads = [read for uses in given.values() for read in uses]
+            found = iter(torch.autograd.grad(loss, reads))
+            by_layer = {name: [next(found) for _ in uses] for name, uses in given.items()}
             for g, group in enumerate(channels.groups):
-                for layer, dim in group.readers:
-                    grad = by_layer[layer].double().sum(0, keepdim=True)
-                    new = _by_channel(module, layer, grad, dim, g).cpu()
-                    sums[g][layer] = sums[g][layer] + new if layer in sums[g] else new
+                grads = _uses(group, by_layer)
+                for i, ((layer, dim), grad) in enumerate(zip(group.readers, grads, strict=True)):
+                    total = grad.double().sum(0, keepdim=True)
+                    new = _by_channel(module, layer, total, dim, g).cpu()
+                    sums[g][i] = sums[g][i] + new if i in sums[g] else new
     return [
         torch.stack([s.abs().sum(1) for s in by.values()]).mean(0).numpy() if by else np.zeros(n)
         for by, n in zip(sums, channels.sizes, strict=True)
@@ -59,28 +65,49 @@ def gradients(module: nn.Module, channels: Channels, batch: Batch) -> list[np.nd
 
 
 @contextmanager
-def _inputs(module: nn.Module, channels: Channels) -> Iterator[dict[str, Tensor]]:
-    """What the layers that read channels are given, by layer, renewed in every pass."""
-    given: dict[str, Tensor] = {}
+def _inputs(module: nn.Module, channels: Channels) -> Iterator[dict[str, list[Tensor]]]:
+    """What the layers that read channels are given, by layer, each time that they are used."""
+    given: dict[str, list[Tensor]] = {}
 
     def keep(name: str) -> Any:
-        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        def hook(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
             # Leaves of the graph's own, so that gradients with respect to them can be asked for.
-            x = inputs[0]
+            x = inputs[0] if inputs else next(iter(named.values()))
             if torch.is_grad_enabled() and not x.requires_grad:
                 x = x.detach().requires_grad_()
-            given[name] = x
-            return (x, *inputs[1:])
+            given.setdefault(name, []).append(x)
+            if inputs:
+                return (x, *inputs[1:]), named
+            return inputs, {**named, next(iter(named)): x}
 
         return hook
 
     layers = {layer for group in channels.groups for layer, _ in group.readers}
-    hooks = [module.get_submodule(n).register_forward_pre_hook(keep(n)) for n in layers]
+    for name in layers:
+        if not isinstance(dict(module.named_modules()).get(name), _WATCHED):
+            raise FedloomError(
+                f"What the layer '{name}' of {type(module).__name__} reads can't be watched, so "
+                "channels can't be chosen by activation or gradient. Use nn.Conv2d and nn.Linear "
+                "modules for its weights, or a method that needs no look at the model."
+            )
+    hooks = [
+        module.get_submodule(n).register_forward_pre_hook(keep(n), with_kwargs=True) for n in layers
+    ]
     try:
         yield given
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _uses(group: Group, given: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
+    """For every reader of a group, what it was given: a layer that is used twice reads twice."""
+    next_use: Counter[str] = Counter()
+    out = []
+    for layer, _ in group.readers:
+        out.append(given[layer][min(next_use[layer], len(given[layer]) - 1)])
+        next_use[layer] += 1
+    return out
 
 
 def _by_channel(module: nn.Module, layer: str, x: Tensor, dim: Dim, group: int) -> Tensor:

@@ -238,6 +238,8 @@ class _Tracer(TorchDispatchMode):
         data, kernel = self.known(x), self.known(weight)
         into, outof = (kernel[0], kernel[1]) if transposed else (kernel[1], kernel[0])
         layer = self._owner(weight)
+        for positions in kernel[2:]:
+            fix(positions)
         if groups == 1:
             merge(data[1], into)
         elif groups == x.shape[1] and not transposed:  # depthwise: a filter per channel
@@ -284,7 +286,9 @@ class _Tracer(TorchDispatchMode):
             self.makers.append(Reader(layer, outof))
 
     def _owner(self, weight: Tensor) -> str:
-        return self._origin.get(id(weight), "").rpartition(".")[0]
+        """The layer of a weight; a parameter of the model itself goes by its own name."""
+        name = self._origin.get(id(weight), "")
+        return name.rpartition(".")[0] or name
 
     def _keep_origin(self, before: Tensor, after: Tensor) -> None:
         if id(before) in self._origin:
@@ -292,12 +296,9 @@ class _Tracer(TorchDispatchMode):
 
 
 def _of_parameter(name: str, tensor: Tensor) -> Labels:
-    """Channels in the first two dimensions, positions of a kernel in the rest."""
+    """Any dimension may be channels; a convolution fixes the positions of its kernel."""
     layer = name.rpartition(".")[0]
-    return tuple(
-        free(n, layer if i == 0 else "") if i < 2 or tensor.dim() < 3 else fixed(n)
-        for i, n in enumerate(tensor.shape)
-    )
+    return tuple(free(n, layer if i == 0 else "") for i, n in enumerate(tensor.shape))
 
 
 def _permuted(name: str, x: Labels, args: Any) -> Labels:

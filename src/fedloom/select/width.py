@@ -72,7 +72,7 @@ class Width(Select):
 
     def check(self, module: nn.Module, shape: tuple[int, int, int], capacity: float) -> None:
         channels = Channels.of(module, shape)
-        smaller = channels.build(channels.counts(capacity, self.rounding)).eval()
+        smaller = channels.build(*self.narrowed(channels, capacity)).eval()
         try:
             with torch.no_grad():
                 logits = smaller(torch.zeros((2, *shape)))
@@ -83,7 +83,7 @@ class Width(Select):
                 f"{capacity:g} of its channels it fails ({reason}). Take sizes from the tensors in "
                 "forward(), not from numbers: x.flatten(1), not x.view(-1, 400)."
             ) from None
-        if logits.shape != module(torch.zeros((2, *shape))).shape:
+        if len(logits) != 2 or logits.dim() != 2:
             raise FedloomError(
                 f"{type(module).__name__} can't be cut into sub-models: with a share of "
                 f"{capacity:g} of its channels it returns {tuple(logits.shape)}. Take sizes from "

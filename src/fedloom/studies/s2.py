@@ -77,6 +77,14 @@ SOURCE_TEMPERATURE = {
 }  # fmt: skip
 
 
+#: FedDSE where nobody can train the whole, FedGSE where a fifth can, each beside the same three
+BOTH = tuple(
+    f"{method}@{population}"
+    for population, best in (("low-quality", "feddse"), ("high-quality", "fedgse-csl"))
+    for method in ("heterofl", "federated-dropout", "fedrolex", best)
+)
+
+
 class _S2(Study):
     data = ("mnist", "cifar10", "digits")
     presets: ClassVar[tuple[str, ...]] = ("tuned", "source")
@@ -108,9 +116,14 @@ class _S2(Study):
         return Cell(name, method, self._settings(ask, method, **more))
 
     def _title(self, ask: Ask) -> str:
-        scale = "" if ask.scale == "full" else ", network of a quarter of the channels"
-        rounds = (QUICK if ask.scale == "quick" else ROUNDS)[ask.data]
-        return f"{ask.data}{scale}, {rounds} rounds, {ask.preset} constants, {ask.over}"
+        settings = self._settings(ask, "heterofl")
+        options = settings["model_options"]
+        sizes = options.get("channels") or ([options["width"]] if "width" in options else [])
+        size = f" of {'-'.join(map(str, sizes))} channels" if sizes else ""
+        return (
+            f"{ask.data}, {settings['model']}{size}, {settings['rounds']} rounds, "
+            f"{ask.preset} constants, {ask.over}"
+        )
 
 
 class _Methods(_S2):
@@ -219,7 +232,8 @@ class _Sweep(_S2):
         raise NotImplementedError
 
     def label(self, method: str) -> str:
-        return LABELS[method]
+        name, _, population = method.partition("@")
+        return f"{LABELS[name]}, {population}"
 
     def cells(self, ask: Ask) -> list[Cell]:
         return [
@@ -283,33 +297,33 @@ class S2Classes(_Sweep):
     name = "s2-classes"
     title = "Accuracy against classes per client (S2 figures 3.7, 4.6)"
     x = "classes per client"
-    METHODS = ("heterofl", "federated-dropout", "fedrolex", "feddse", "fedgse-csl")
+    METHODS = BOTH
     VALUES = (2, 4, 6, 8, 10)
 
     def settings_at(self, method: str, value: float) -> dict[str, Any]:
-        return {"partition": f"classes:{value:g}"}
+        return {"partition": f"classes:{value:g}", "capacities": method.partition("@")[2]}
 
 
 class S2Participation(_Sweep):
     name = "s2-participation"
     title = "Accuracy against participation (S2 figures 3.8, 4.7)"
     x = "share of clients a round"
-    METHODS = S2Classes.METHODS
+    METHODS = BOTH
     VALUES = (0.05, 0.1, 0.15, 0.2)
 
     def settings_at(self, method: str, value: float) -> dict[str, Any]:
-        return {"participation": value}
+        return {"participation": value, "capacities": method.partition("@")[2]}
 
 
 class S2Samples(_Sweep):
     name = "s2-samples"
     title = "Accuracy against samples that sub-models are chosen by (S2 tables 3.7, 4.5)"
     x = "samples"
-    METHODS = ("feddse", "fedgse-csl", "fedgse-spl")
+    METHODS = ("feddse@low-quality", "fedgse-csl@high-quality", "fedgse-spl@high-quality")
     VALUES = (64, 128, 256, 512)
 
     def settings_at(self, method: str, value: float) -> dict[str, Any]:
-        return {"samples": int(value)}
+        return {"samples": int(value), "capacities": method.partition("@")[2]}
 
 
 class S2Gap(_S2):
@@ -334,7 +348,11 @@ class S2Gap(_S2):
             gaps = [float(r.rounds["gap"].sum()) for r in runs]
             rows.append([LABELS[method], spread(gaps) if gaps else "diverged", _accuracy(runs)])
         heads = ["method", "Σ|g − g_sub| over all rounds", "test accuracy (%)"]
-        return [Table(f"Gradient left out on the clients' own data: {ask.data}", heads, rows)]
+        rounds = self.cells(ask)[0].settings["rounds"]
+        title = (
+            f"Gradient left out on the clients' own data: {ask.data}, {rounds} rounds, {ask.over}"
+        )
+        return [Table(title, heads, rows)]
 
     def pictures(self, ask: Ask, results: Results) -> Figures:
         from fedloom.report.submodel_plots import plot_gaps
