@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedloom
+from fedloom.engine.resident import Resident
 from fedloom.errors import FedloomError
 from fedloom.experiment.blueprint import blueprint
 from fedloom.experiment.capacities import Capacities
@@ -15,8 +16,9 @@ from fedloom.layout import Layout
 from fedloom.local import Batch, MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.local.distil import divergence
 from fedloom.method import Method
-from fedloom.mix import Coverage, Gathering
+from fedloom.mix import Coverage, Gathering, Step
 from fedloom.models import build
+from fedloom.models.counts import saved_bytes
 from fedloom.models.exits import Exits
 from fedloom.models.norm import settle
 from fedloom.select import (
@@ -35,6 +37,7 @@ from fedloom.select import (
 from fedloom.select.scores import activations, gradients
 from fedloom.select.width import draw
 from fedloom.streams import stream
+from fedloom.topology import Peers, network
 
 SHAPE = (3, 16, 16)
 MODELS = {
@@ -213,6 +216,62 @@ def test_what_can_not_be_cut_is_refused_by_the_layers_name():
         Ordered().check(Fixed(SHAPE, 5), SHAPE, 0.5)
     with pytest.raises(FedloomError, match="no hidden channels"):
         Channels.of(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), SHAPE)
+
+
+class Tied(nn.Module):
+    """A layer that is used twice, a weight that two layers share, and one that no layer owns."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.stem = nn.Conv2d(shape[0], 6, 3, padding=1)
+        self.twice = nn.Conv2d(6, 6, 3, padding=1)
+        self.same = nn.Conv2d(6, 6, 3, padding=1)
+        self.same.weight = self.twice.weight
+        self.shift = nn.Parameter(torch.zeros(1, 6, 1, 1))
+        self.product = nn.Parameter(torch.randn(6, 10))
+        self.out = nn.Linear(10, classes)
+
+    def forward(self, x):
+        x = F.relu(self.stem(x)) + self.shift
+        x = F.relu(self.twice(F.relu(self.twice(x))))
+        return self.out(input=F.relu(self.same(x).mean((2, 3)) @ self.product))
+
+
+def test_shared_layers_shared_weights_and_loose_parameters_are_cut():
+    module = Tied(SHAPE, 5)
+    channels = Channels.of(module, SHAPE)
+    assert [(g.name, g.size) for g in channels.groups] == [("stem", 6), ("product", 10)]
+    small = channels.build((3, 5))
+    assert small.same.weight is small.twice.weight
+    assert small.shift.shape == (1, 3, 1, 1)
+    assert small.product.shape == (3, 5)
+    assert small(torch.zeros(2, *SHAPE)).shape == (2, 5)
+    with pytest.raises(FedloomError, match="scaler=false"):
+        channels.build((3, 5), scale=2.0)
+    with pytest.raises(FedloomError, match=r"layer 'product'.*can't be watched"):
+        activations(module, channels, torch.zeros(2, *SHAPE))
+
+
+class Twice(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.stem, self.mid = nn.Conv2d(shape[0], 4, 1), nn.Conv2d(4, 4, 1)
+        self.out = nn.Linear(4, classes)
+
+    def forward(self, x):
+        x = F.relu(self.stem(x))
+        x = F.relu(self.mid(F.relu(self.mid(x))))
+        return self.out(input=x.mean((2, 3)))
+
+
+def test_a_layer_that_is_used_twice_reads_twice():
+    module, x = Twice(SHAPE, 5), torch.randn(7, *SHAPE)
+    (found,) = activations(module, Channels.of(module, SHAPE), x)
+    one = F.relu(module.stem(x))
+    two = F.relu(module.mid(one))
+    three = F.relu(module.mid(two))
+    mean = torch.stack([h.mean((0, 2, 3)) for h in (one, two, three)]).mean(0)
+    np.testing.assert_allclose(found, mean.detach(), rtol=1e-4)
 
 
 def test_a_model_that_can_not_be_cut_is_refused_before_any_work(quick):
@@ -461,6 +520,21 @@ def test_depth_goes_by_what_a_client_can_pay():
     assert [Prefix("blocks").depth(module, r) for r in (1, 0.5, 0.25, 0.1)] == [4, 2, 1, 1]
 
 
+def test_classifiers_that_nobody_trains_have_no_say(quick):
+    result = quick("depthfl", model="conv4", capacities="0.5", rounds=1,
+                   model_options={"channels": [4, 4, 4, 16]})  # fmt: skip
+    model, x = result.model(), torch.randn(3, 1, 8, 8)
+    assert model.answers == Prefix().depth(model, 0.5) < model.depths
+    torch.testing.assert_close(model(x), model.prefix(model.answers).eval()(x))
+
+
+def test_what_a_pass_keeps_is_less_for_fewer_blocks():
+    module = a_model("conv4", exits=True)
+    resident = Resident(module, Layout.of(module), torch.device("cpu"))
+    kept = [saved_bytes(resident.module.prefix(d), SHAPE) for d in (1, 2, 3, 4)]
+    assert kept == sorted(kept)
+
+
 def test_depthfl_without_distillation_at_full_capacity_sums_the_exits(quick):
     result = quick("depthfl", model="conv4", distil=0.0, rounds=1,
                    model_options={"channels": [4, 4, 4, 4]})  # fmt: skip
@@ -590,6 +664,8 @@ def test_the_scaler_multiplies_in_training_only():
 def test_nonsense_is_refused(quick):
     with pytest.raises(FedloomError, match="trains narrower nets"):
         Method(local=OrderedDropout(), select=Whole())
+    with pytest.raises(FedloomError, match="combines whole models"):
+        Method(mix=Step(), select=Ordered(), topology=Peers(network("ring")))
     with pytest.raises(FedloomError, match="needs public images"):
         quick("fedgse-spl", public="none", capacities="0.5")
     with pytest.raises(FedloomError, match="public set with labels"):
@@ -608,6 +684,9 @@ def test_capacities_from_a_file_a_mix_or_a_name(tmp_path):
     assert Capacities.parse(str(file)).assign(3, 0).tolist() == [1, 0.5, 0.25]
     with pytest.raises(FedloomError, match="3 clients, the run 4"):
         Capacities.parse(str(file)).assign(4, 0)
+    file.write_text("client,capacity\n0,1\n0,0.5\n1,0.5\n")
+    with pytest.raises(FedloomError, match="one line for each client"):
+        Capacities.parse(str(file))
     file.write_text("client,capacity\n0,2\n")
     with pytest.raises(FedloomError, match="client 0 a capacity of 2"):
         Capacities.parse(str(file))

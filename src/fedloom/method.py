@@ -84,6 +84,11 @@ class Method:
                 f"{type(self.newcomer).__name__} picks a part by how it adapts to the support "
                 "part, but nothing is adapted. Give the method an adapt, such as FineTune()."
             )
+        if not self.mix.takes_parts and not isinstance(self.select, Whole):
+            raise FedloomError(
+                f"{names['mix']} combines whole models, and {type(self.select).__name__} gives "
+                "clients parts of it. Use a mix that averages element by element."
+            )
         if self.local.narrows and not (self.select.nested and self.select.cuts):
             raise FedloomError(
                 f"{names['local']} trains narrower nets inside a client's own, and "

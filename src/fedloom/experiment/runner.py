@@ -102,6 +102,9 @@ class Runner:
         trained = x.engine.train(task, clients, starts, state.lasts(clients))
         returned = time.perf_counter()
         rows = _scatter(starts, trained)
+        validating = time.perf_counter()
+        accuracy = self._validate(clients, rows)
+        validated = time.perf_counter() - validating
         gathering = Gathering(
             round=t,
             layout=layout,
@@ -116,7 +119,7 @@ class Runner:
             whole_down=method.select.sees_data,
             memory=state.memory,
             probe=self._probe,
-            accuracy=self._validate(clients, rows),
+            accuracy=accuracy,
             **self._class_facts(clients),
         )
         mixed = method.mix.combine(gathering)
@@ -138,7 +141,7 @@ class Runner:
             "seconds": time.perf_counter() - started,
             **meetings(contacts),
             **mixed.record,
-            "profile": {**trained.seconds, "mix": ended - returned},
+            "profile": {**trained.seconds, "mix": ended - returned - validated},
         }
         if trained.gaps:
             record["gap"] = float(np.mean(trained.gaps))

@@ -217,7 +217,8 @@ class DominatingSet(Mix):
             (sender, receiver, late),
             (old.receiver[arrives], old.told[arrives]),
         )
-        known = self._pruned(known, np.concatenate([old.entries.round, new.round, [-1]]), g.round)
+        told_in = np.concatenate([old.entries.round, new.round, [-1]])
+        known = self._pruned(known, told_in, g)
         going, later = old.due > g.round, late > 0
         told = np.concatenate([old.told[going], mine[sender[later]]])
         # Entries that nobody has, and nobody is being sent, are dropped before models are compared.
@@ -248,7 +249,7 @@ class DominatingSet(Mix):
             round=np.full(len(g.clients), g.round),
             size=g.weights,
             accuracy=np.nan_to_num(g.accuracy),
-            met=_latest(met[g.clients], self.neighbours, 0),
+            met=_latest(met[g.clients], self.neighbours, 0, g.stream("neighbours")),
         )
 
     def _merge(
@@ -290,10 +291,10 @@ class DominatingSet(Mix):
             down[node] += costs[told].sum() + 2.0 * (told >= 0).sum()
         return known, Traffic(up.astype(np.int64), down.astype(np.int64))
 
-    def _pruned(self, known: np.ndarray, told_in: np.ndarray, now: int) -> np.ndarray:
+    def _pruned(self, known: np.ndarray, told_in: np.ndarray, g: Gathering) -> np.ndarray:
         """What nodes go on with: entries that are not too old, and the newest of those."""
-        oldest = 0 if self.forget is None else now - self.forget
-        stays = _latest(told_in[known], self.most, oldest)
+        oldest = 0 if self.forget is None else g.round - self.forget
+        stays = _latest(told_in[known], self.most, oldest, g.stream("most"))
         np.fill_diagonal(stays, True)
         return np.where(stays, known, NOTHING)
 
@@ -310,12 +311,16 @@ class DominatingSet(Mix):
         return inside, len(inside)
 
 
-def _latest(rounds: np.ndarray, most: int | None, oldest: int) -> np.ndarray:
-    """Where a table's rounds are not before `oldest`, and in each row at most the `most` latest."""
+def _latest(
+    rounds: np.ndarray, most: int | None, oldest: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Where a table's rounds are not before `oldest`, and in each row at most the `most` latest;
+    lots are drawn among those of one round, or nodes with low numbers would be known better."""
     there = rounds >= oldest
     if most is None or most >= rounds.shape[1]:
         return there
-    order = np.argsort(-rounds, axis=1, kind="stable")[:, :most]
+    lots = rng.random(rounds.shape, dtype=np.float32)
+    order = np.argsort(-(rounds + lots), axis=1, kind="stable")[:, :most]
     chosen = np.zeros_like(there)
     np.put_along_axis(chosen, order, True, axis=1)
     return there & chosen

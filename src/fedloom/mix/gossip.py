@@ -160,6 +160,8 @@ class Step(Gossip):
     rate: float = 1.0  # λ
     part: str = "all"
 
+    takes_parts = False  # its step counts all neighbours, not those who trained an element
+
     def shares(
         self, receiver: np.ndarray, sent: np.ndarray, own: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:

@@ -168,14 +168,19 @@ def greedy_pairs(
     left, pairs = list(range(n)), []
     for _ in range(count):
         base = left.pop(int(rng.integers(len(left))))
-        least = left.pop(int(np.argmin(compare(base, left))))
+        least = left.pop(int(np.argmin(_comparable(compare(base, left)))))
         pairs.append((base, least))
     return pairs
 
 
+def _comparable(values: np.ndarray) -> np.ndarray:
+    """A model that answers NaN is like no other, but not for being different: it comes last."""
+    return np.nan_to_num(values, nan=np.finfo(values.dtype).max)
+
+
 def least_pairs(matrix: np.ndarray, count: int) -> Pairs:
     """The smallest entries above the diagonal, each client in one of them (eq. 4-23)."""
-    above = np.where(np.triu(np.ones_like(matrix, dtype=bool), 1), matrix, np.inf)
+    above = np.where(np.triu(np.ones_like(matrix, dtype=bool), 1), _comparable(matrix), np.inf)
     pairs = []
     for _ in range(count):
         a, b = (int(i) for i in np.unravel_index(np.argmin(above), above.shape))

@@ -231,5 +231,5 @@ def _cosine(products: Tensor) -> Tensor:
 
 
 def _divided(products: Tensor, by: Tensor) -> Tensor:
-    """The quotient; 0 where there is nothing to divide by."""
-    return torch.where(by > 0, products / by, torch.zeros_like(products))
+    """The quotient; 0 where there is nothing to divide by, NaN where a network gave NaN."""
+    return torch.where(by <= 0, torch.zeros_like(products), products / by)
