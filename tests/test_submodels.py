@@ -661,6 +661,11 @@ def test_the_scaler_multiplies_in_training_only():
     torch.testing.assert_close(scaled.train()(x), plain.out(hidden))  # not the classifier
 
 
+def test_a_public_set_that_is_too_small_is_told(quick):
+    with pytest.warns(UserWarning, match="fewer than the 128"):
+        quick("fedgse-csl", capacities="0.5", rounds=1)
+
+
 def test_nonsense_is_refused(quick):
     with pytest.raises(FedloomError, match="trains narrower nets"):
         Method(local=OrderedDropout(), select=Whole())

@@ -150,6 +150,14 @@ def prepare(
             "share of the clients' data, or a method that needs no labels."
         )
     capacities = _capacities(config)
+    wanted = method.select.public_samples if (capacities < 1).any() else 0
+    if public is not None and len(public) < wanted:
+        warnings.warn(
+            f"The public set has {len(public)} images, fewer than the {wanted} that "
+            f"{config.method} looks at for each client: it takes what there is. Set more aside "
+            "with --public share:FRACTION, or lower samples.",
+            stacklevel=2,
+        )
     augment = _augment(config, dataset)
     factory = model or model_factory(config.model)
     shape, classes = dataset.shape, dataset.n_classes

@@ -165,6 +165,10 @@ class ByGradient(Width):
     recalls = True
 
     @property
+    def public_samples(self) -> int:  # type: ignore[override]
+        return self.samples
+
+    @property
     def sees_public(self) -> bool | Literal["labelled"]:  # type: ignore[override]
         return "labelled" if self.labels == "spl" else True
 
