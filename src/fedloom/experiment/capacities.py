@@ -30,7 +30,7 @@ class Capacities:
     >>> Capacities.parse("1:0.5,0.25:0.25,0.125:0.25").assign(4, seed=0).tolist()
     [1.0, 1.0, 0.25, 0.125]
     >>> Capacities.parse("rho:0.25,1,0.0625").assign(4, seed=0).tolist()
-    [0.0625, 0.0625, 0.0625, 1.0]
+    [1.0, 0.0625, 0.0625, 0.0625]
     """
 
     values: tuple[float, ...] = (1.0,)
