@@ -639,6 +639,11 @@ def test_devices_pay_for_what_they_train(quick):
         assert dropped[cost].iloc[-1] < table[cost].iloc[-1]
 
 
+def test_devices_are_scored_where_all_are_alike_too(quick):
+    result = quick("heterofl", capacities="0.5", rounds=1)
+    assert result.devices["micro"].tolist() == [result.summary["micro"]]
+
+
 def test_costs_follow_the_square_of_the_capacity():
     whole, half = (blueprint("conv4", (1, 28, 28), 10, r) for r in (1.0, 0.5))
     assert whole.part.parameters == whole.whole.parameters == 1_556_874

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -295,6 +295,7 @@ class Worker:
     def _ask(self, task: Task, client: int, row: Tensor, last: Last | None) -> Ask:
         s = self.setting
 
+        @cache  # a selector may look more than once
         def data(part: str) -> Batch:
             return self._train.batch(self._indices(client, part))
 

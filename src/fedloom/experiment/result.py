@@ -102,15 +102,14 @@ class Result:
         """What devices of each capacity paid per round that they took part in (`took_part` counts
         those), and how well the model does on their data; empty where all can do everything."""
         rounds = [record["devices"] for record in self.records if "devices" in record]
-        scores: dict[str, Any] = next((r["clients"]["groups"] for r in reversed(self.records)
-                       if "groups" in r.get("clients", {})), {})  # fmt: skip
+        last = next((r["clients"] for r in reversed(self.records) if "clients" in r), {})
         rows = {}
         for capacity in sorted({c for found in rounds for c in found}, key=float, reverse=True):
             there = [found[capacity] for found in rounds if capacity in found]
             counts = np.array([t["clients"] for t in there])
             names = [name for name in there[0] if name != "clients"]
             means = {n: float(np.average([t[n] for t in there], weights=counts)) for n in names}
-            score = scores.get(capacity, {})
+            score = last.get("groups", {capacity: last}).get(capacity, {})  # all may be alike
             found = {k: score[k] for k in ("micro", "macro", "std") if k in score}
             rows[float(capacity)] = {"took_part": int(counts.sum()), **means, **found}
         table = pd.DataFrame.from_dict(rows, orient="index")

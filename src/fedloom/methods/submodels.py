@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from fedloom.errors import FedloomError
 from fedloom.local import SGD, LocalRule, MaskedSGD, OrderedDropout, SelfDistillation
@@ -100,13 +100,6 @@ class FjORD(_Width):
     )
     distil: float = Field(0.5, ge=0, le=1, description="share of distillation in a narrow loss")
     temperature: float = Field(1.0, gt=0, description="of the distillation")
-
-    @field_validator("levels")
-    @classmethod
-    def _are_widths(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not value or not all(0 < p <= 1 for p in value):
-            raise ValueError("widths are above 0 and at most 1")
-        return value
 
     def _select(self) -> Select:
         return Ordered(self.rounding, self.scaler, measures=self.measure_gap)
