@@ -59,7 +59,9 @@ def test_noise_has_no_labels_and_takes_nothing():
 
 def test_another_set_has_labels_where_its_classes_are_those_of_the_run(in_tmp):
     federation = dealt("none")
-    same = public_set("digits:100", federation)
+    digits = load("digits")
+    np.savez("ten.npz", x=digits.x[:200], y=digits.y[:200])
+    same = public_set("ten.npz:100", federation)
     assert (len(same), same.y is not None) == (100, True)
     x = np.random.default_rng(0).integers(0, 255, (40, 8, 8)).astype(np.uint8)
     np.savez("own.npz", x=x, y=np.arange(40) % 3)
@@ -70,7 +72,7 @@ def test_another_set_has_labels_where_its_classes_are_those_of_the_run(in_tmp):
     with pytest.raises(FedloomError, match="same kind"):
         public_set("large.npz", federation)
     with pytest.raises(FedloomError, match="more images than there are"):
-        public_set("digits:99999", federation)
+        public_set("ten.npz:99999", federation)
 
 
 def test_a_run_says_what_was_public(quick):
@@ -84,7 +86,8 @@ def test_a_run_says_what_was_public(quick):
     ("spec", "why"),
     [("share:2", "leaves nothing"), ("share:x", "must be a number"), ("share", "must be a number"),
      ("noise:0", "at least 1"), ("noise:1.5", "whole number"), ("", "not valid"),
-     ("share:0.000001", "larger share"), ("fashon-mnist", "Did you mean 'fashion-mnist'")],
+     ("share:0.000001", "larger share"), ("digits", "share:0.01"), ("digits:50", "share:0.01"),
+     ("fashon-mnist", "Did you mean 'fashion-mnist'")],
 )  # fmt: skip
 def test_wrong_wishes_are_refused(quick, spec, why):
     with pytest.raises(FedloomError, match=why):

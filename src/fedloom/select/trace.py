@@ -85,6 +85,7 @@ class _Tracer(TorchDispatchMode):
         self._labels: dict[int, tuple[Tensor, Labels]] = {}  # the tensor is kept: ids are reused
         self._origin: dict[int, str] = {}  # views of a parameter, such as its transpose
         self._layers: list[str] = []
+        self._last = ""  # layer that ran
         self.readers: list[Reader] = []
         self.makers: list[Reader] = []
         self.depthwise: list[str] = []
@@ -117,7 +118,7 @@ class _Tracer(TorchDispatchMode):
         return lambda *_: self._layers.append(name)
 
     def _leave(self, *_: Any) -> None:
-        self._layers.pop()
+        self._last = self._layers.pop()
 
     def remember(self, tensor: Tensor, labels: Labels) -> None:
         self._labels[id(tensor)] = tensor, labels
@@ -151,7 +152,8 @@ class _Tracer(TorchDispatchMode):
         return out
 
     def _refusal(self, reason: str) -> FedloomError:
-        where = f"layer '{self._layers[-1]}'" if self._layers else "its forward()"
+        after = f" after layer '{self._last}'" if self._last else ""
+        where = f"layer '{self._layers[-1]}'" if self._layers else f"its forward(){after}"
         return FedloomError(
             f"{type(self._module).__name__} can't be cut into sub-models: in {where}, {reason}. "
             "Use one of the built-in models, or a method that trains the whole model."

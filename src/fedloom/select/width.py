@@ -155,8 +155,9 @@ class ByGradient(Width):
     """FedGSE (S2 Algorithms 4.1 to 4.4): the channels whose gradient is largest on public samples
     that are like the client's.
 
-    `spl` takes those that the client's last sub-model labels correctly, `csl` takes any, with that
-    model's predictions as labels. A client that sent none yet is stood in for by the global model.
+    `spl` takes those that the client's last sub-model labels correctly (any, where there are none),
+    `csl` takes any, with that model's predictions as labels. The global model stands in for that of
+    a client that sent none yet.
     """
 
     labels: Literal["spl", "csl"] = "spl"
