@@ -76,8 +76,30 @@ def test_a_trace_is_cut_into_rounds_and_begins_again(in_tmp):
     (in_tmp / "t.csv").write_text("time,a,b\n100,bob,ann\n105,cid,bob\n112,ann,cid\n131,ann,bob\n")
     rounds = [links("trace:t.csv,every=10", 3, t) for t in range(1, 6)]
     assert rounds == [[[0, 1], [1, 2]], [[0, 2]], [], [[0, 1]], [[0, 1], [1, 2]]]
-    with pytest.raises(FedloomError, match="3 nodes"):
+    with pytest.raises(FedloomError, match="--clients 3"):
         links("trace:t.csv", 2)
+
+
+def test_numbers_in_a_file_are_nodes_and_names_are_numbered_in_order(in_tmp):
+    (in_tmp / "e.csv").write_text("3,1\n")
+    (in_tmp / "t.csv").write_text("7,3,1\n")
+    assert links("edges:e.csv", 4) == links("trace:t.csv", 4) == [[1, 3]]
+    for text in ("edges:e.csv", "trace:t.csv"):
+        with pytest.raises(FedloomError, match="--clients 4"):
+            links(text, 3)
+    (in_tmp / "e.csv").write_text("# a,b\neve,bob\nbob,ann\n")
+    (in_tmp / "t.csv").write_text("time,a,b\n0,eve,bob\n0,bob,ann\n")
+    assert links("edges:e.csv", 3) == links("trace:t.csv", 3) == [[0, 1], [1, 2]]
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "", "noon"])
+def test_a_time_that_is_none_is_refused_with_its_line(in_tmp, word):
+    (in_tmp / "t.csv").write_text(f"time,a,b\n# a comment\n0,0,1\n\n{word},1,2\n")
+    with pytest.raises(FedloomError, match=f"'{word}' in line 5 .* is not a time"):
+        links("trace:t.csv", 3)
+    (in_tmp / "first.csv").write_text(",1,2\n")
+    with pytest.raises(FedloomError, match="'' in line 1"):
+        links("trace:first.csv", 3)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +117,8 @@ def test_a_trace_is_cut_into_rounds_and_begins_again(in_tmp):
         ("edges:none.csv", "no file"),
         ("trace:empty.csv", "no contact"),
         ("trace:wide.csv", "4 values"),
-        ("edges:words.csv", "numbered from 0"),
+        ("edges:words.csv", "'x' in line 1 .* numbered from 0"),
+        ("trace:nobody.csv", "'' in line 2"),
         ("watts-strogatz:20", "smaller"),
     ],
 )
@@ -103,6 +126,7 @@ def test_a_wrong_network_is_refused_in_a_sentence(in_tmp, text, why):
     (in_tmp / "empty.csv").write_text("")
     (in_tmp / "wide.csv").write_text("1,2,3,4\n")
     (in_tmp / "words.csv").write_text("0,x\n")
+    (in_tmp / "nobody.csv").write_text("0,a,b\n1,a,\n")
     with pytest.raises(FedloomError, match=why):
         links(text, 10)
 

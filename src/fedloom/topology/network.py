@@ -7,6 +7,7 @@ options are the fields of its class. What is random about a fixed graph is drawn
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -153,29 +154,27 @@ class WattsStrogatz(Network):
 
 
 class EdgeList(Network):
-    """Links read from a CSV file: two node numbers in a line, counted from 0."""
+    """Links read from a CSV file: two nodes in a line (see `numbered`). A heading above numbers is
+    skipped; among names it can't be told from a link, so there it must begin with #."""
 
     name = "edges"
     about = "links from a CSV file: node,node"
     argument = "file"
 
-    file: str = Field(description="CSV file with two node numbers in a line")
+    file: str = Field(description="CSV file with two nodes in a line")
 
     def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
-        found = _edge_list(*stamped(self.file))
-        if len(found) and found.max() >= nodes:
-            raise FedloomError(
-                f"'{self.file}' names node {found.max()}, but the {nodes} nodes are numbered 0 to "
-                f"{nodes - 1}. Give --clients {found.max() + 1}, or another file."
-            )
-        return pairs(found, nodes)
+        links = _edge_list(*stamped(self.file))
+        enough(self.file, links, nodes)
+        return pairs(links, nodes)
 
 
 @lru_cache(maxsize=8)
 def _edge_list(file: str, stamp: int) -> np.ndarray:
-    rows = table(file, 2, "two node numbers")
-    links = np.array([[whole(file, word) for word in row] for row in rows], dtype=np.int64)
-    return links.reshape(-1, 2)
+    rows = table(file, 2, "two nodes")
+    if rows and not any(map(_is_node, rows[0][1])) and any(_is_node(a) for _, (a, _) in rows):
+        rows = rows[1:]
+    return numbered(file, rows)
 
 
 def stamped(file: str) -> tuple[str, int]:
@@ -184,38 +183,58 @@ def stamped(file: str) -> tuple[str, int]:
     return str(path), path.stat().st_mtime_ns if path.exists() else 0
 
 
-def table(file: str, columns: int, what: str) -> list[list[str]]:
-    """The lines of a CSV file without comments and, where it has one, the heading."""
+def table(file: str, columns: int, what: str) -> list[tuple[int, list[str]]]:
+    """The lines of a CSV file with their numbers, without comments."""
     try:
         with Path(file).open(newline="", encoding="utf-8") as text:
-            rows = [[word.strip() for word in row] for row in csv.reader(text) if row]
+            lines = csv.reader(text)
+            rows = [(lines.line_num, [word.strip() for word in row]) for row in lines if row]
     except FileNotFoundError:
         raise FedloomError(f"There is no file '{file}'. Give a CSV file with {what}.") from None
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise FedloomError(f"'{file}' can't be read as CSV: {e}.") from None
-    rows = [row for row in rows if not row[0].startswith("#")]
-    if rows and not _is_number(rows[0][0]):
-        rows = rows[1:]
-    for number, row in enumerate(rows, 1):
+    rows = [(line, row) for line, row in rows if not row[0].startswith("#")]
+    for line, row in rows:
         if len(row) != columns:
             raise FedloomError(
-                f"'{file}' has {len(row)} values in entry {number}: each line holds {what}."
+                f"'{file}' has {len(row)} values in line {line}: each line holds {what}."
             )
     return rows
 
 
-def whole(file: str, word: str) -> int:
-    if not word.isdigit():
-        raise FedloomError(f"'{word}' in '{file}' is not a node: they are numbered from 0.")
-    return int(word)
+def numbered(file: str, rows: Sequence[tuple[int, Sequence[str]]]) -> np.ndarray:
+    """The pairs of nodes in the lines of a file as numbers: numbers are the nodes', counted from 0;
+    names are numbered in their order.
+
+    >>> numbered("f", [(1, ["3", "0"])]).tolist(), numbered("f", [(1, ["cid", "ann"])]).tolist()
+    ([[3, 0]], [[1, 0]])
+    """
+    words = sorted({word for _, row in rows for word in row})
+    numbers = [word for word in words if _is_node(word)]
+    number = {word: int(word) for word in numbers} or {word: i for i, word in enumerate(words)}
+    for line, row in rows:
+        for word in row:
+            if not word or word not in number:
+                raise FedloomError(
+                    f"'{word}' in line {line} of '{file}' is not a node: they are numbered from 0, "
+                    "or all have names."
+                )
+    pairs = [[number[word] for word in row] for _, row in rows]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
+def enough(file: str, links: np.ndarray, nodes: int) -> None:
+    """A file may not name more nodes than there are."""
+    last = int(links.max(initial=-1))
+    if last >= nodes:
+        raise FedloomError(
+            f"'{file}' has a node {last}, but the {nodes} nodes are numbered 0 to {nodes - 1}. "
+            f"Give --clients {last + 1}, or another file."
+        )
+
+
+def _is_node(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 10
 
 
 _Kind = TypeVar("_Kind", bound=Described)

@@ -9,13 +9,12 @@ from pydantic import Field
 
 from fedloom.errors import FedloomError
 from fedloom.topology.base import Stream
-from fedloom.topology.network import Network, pairs, stamped, table
+from fedloom.topology.network import Network, enough, numbered, pairs, stamped, table
 
 
 class Trace(Network):
     """Round t sees the contacts of the t-th window of `every` units of time, counted from the first
-    contact; when the trace has ended it begins again. Nodes may have any names: they are numbered
-    in the order of their names."""
+    contact; when the trace has ended it begins again. Nodes are as in `numbered`."""
 
     name = "trace"
     about = "contacts from a CSV file: time,node,node"
@@ -25,31 +24,38 @@ class Trace(Network):
     every: float = Field(1, gt=0, description="time that a round takes, in the file's unit")
 
     def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
-        windows, links, names = _contacts(*stamped(self.file), self.every)
-        if names > nodes:
-            raise FedloomError(
-                f"'{self.file}' has {names} nodes, more than the run ({nodes}). Give --clients "
-                f"{names}, or another file."
-            )
+        windows, links = _contacts(*stamped(self.file), self.every)
+        enough(self.file, links, nodes)
         now = (round - 1) % (windows[-1] + 1)
         first, last = np.searchsorted(windows, [now, now + 1])
         return pairs(links[first:last], nodes)
 
 
 @lru_cache(maxsize=8)
-def _contacts(file: str, stamp: int, every: float) -> tuple[np.ndarray, np.ndarray, int]:
-    """The window and the two nodes of every contact, in order, and the number of nodes."""
+def _contacts(file: str, stamp: int, every: float) -> tuple[np.ndarray, np.ndarray]:
+    """The window and the two nodes of every contact, in order."""
     rows = table(file, 3, "a time and two nodes")
+    if rows and rows[0][1][0] and _time(rows[0][1][0]) is None:
+        rows = rows[1:]  # a heading
     if not rows:
         raise FedloomError(f"'{file}' holds no contact. Each line holds a time and two nodes.")
-    try:
-        times = np.array([float(row[0]) for row in rows])
-    except ValueError as e:
-        raise FedloomError(f"A time in '{file}' is not a number: {e}.") from None
-    words = {word for row in rows for word in row[1:]}
-    names = sorted(words, key=lambda w: (int(w), w) if w.isdigit() else (1 << 62, w))
-    number = {name: i for i, name in enumerate(names)}
-    links = np.array([[number[a], number[b]] for _, a, b in rows], dtype=np.int64)
+    times = np.empty(len(rows))
+    for i, (line, (word, *_)) in enumerate(rows):
+        time = _time(word)
+        if time is None or not np.isfinite(time):
+            raise FedloomError(
+                f"'{word}' in line {line} of '{file}' is not a time. Each line holds a time, as a "
+                "number, and two nodes."
+            )
+        times[i] = time
+    links = numbered(file, [(line, row[1:]) for line, row in rows])
     windows = ((times - times.min()) // every).astype(np.int64)
     order = np.argsort(windows, kind="stable")
-    return windows[order], links[order], len(names)
+    return windows[order], links[order]
+
+
+def _time(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
