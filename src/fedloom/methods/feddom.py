@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ class FedDom(Serverless):
 
     name = "feddom"
     source = "S4"
+    kind: ClassVar[type[DominatingSet]] = DominatingSet
 
     theta: float = Field(0.2, ge=0, le=1, description="θ: threshold of the accuracy")
     balance: float = Field(0.4, ge=0, le=1, description="λ: cosine (1) or Pearson (0) distance")
@@ -40,13 +41,19 @@ class FedDom(Serverless):
     forget: int | None = Field(
         None, ge=1, description="rounds after which what a node was told is dropped; none: never"
     )
+    links: int | None = Field(
+        None, ge=1, description="rounds that a meeting counts as a link, with its own; none: all"
+    )
+    mix_alone: bool = Field(
+        False, description="whether a node that nobody reaches still moves towards what it knows"
+    )
     validation: Literal["test", "test-support"] = Field(
         "test", description="part of a node's own data that A_i is taken on; with test-support, "
         "nodes are scored on the rest of their test part",
     )  # fmt: skip
 
     def build(self) -> Method:
-        mix = DominatingSet(
+        mix = self.kind(
             part=self._shared,
             theta=self.theta,
             balance=self.balance,
@@ -56,6 +63,8 @@ class FedDom(Serverless):
             neighbours=self.neighbours,
             most=self.most,
             forget=self.forget,
+            links=self.links,
+            mix_alone=self.mix_alone,
             validates=self.validation,
         )
         return self._method(mix)

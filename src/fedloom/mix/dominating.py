@@ -97,7 +97,8 @@ def greedy_dominating_set(linked: np.ndarray, score: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DominatingSet(Mix):
-    """w_i ← δ Σ_{j∈DS} Q̄_j w_j + (1 − δ) w_i over a dominating set of the node's own graph."""
+    """w_i ← δ Σ_{j∈DS} Q̄_j w_j + (1 − δ) w_i over a dominating set of the node's own graph, for
+    nodes that something reached in the round; with `mix_alone`, for all."""
 
     part: str = "all"
     theta: float = 0.2  # θ, of the accuracy
@@ -108,6 +109,8 @@ class DominatingSet(Mix):
     neighbours: int | None = None
     most: int | None = None
     forget: int | None = None
+    links: int | None = None
+    mix_alone: bool = False
     validates: str | None = "test"
 
     home = "node"
@@ -151,6 +154,10 @@ class DominatingSet(Mix):
         criteria = np.stack([graph.accuracy, graph.size, score], axis=1)[members]
         return members, waspas(criteria, self._criteria)
 
+    def places(self, knowledge: Knowledge, node: int, others: np.ndarray) -> np.ndarray:
+        """The entries whose models a node combines for these others: those that it was told."""
+        return knowledge.known[node, others]
+
     def combine(self, g: Gathering) -> Mixed:
         from scipy.sparse import csr_array
 
@@ -164,25 +171,26 @@ class DominatingSet(Mix):
             else Knowledge.none(len(columns), g.rows.dtype)
         )
         knowledge, traffic = self._exchange(g, old, columns, compared)
+        heard = (knowledge.met[g.clients] == g.round).any(axis=1)
+        moves = np.flatnonzero(heard | self.mix_alone)
         at = [np.empty(0, dtype=np.int64)]
         share = [np.empty(0)]
-        known = 0
-        for node in g.clients:
+        for node in g.clients[moves]:
             graph = knowledge.graph(int(node), length)
             members, shares = self.choose(graph)
-            at.append(knowledge.known[node, graph.ids[members]])
+            at.append(self.places(knowledge, int(node), graph.ids[members]))
             share.append(shares)
-            known += len(graph.ids)
         sizes = [len(a) for a in at[1:]]
         ages = g.round - knowledge.entries.round[np.concatenate(at)]
         used, source = np.unique(np.concatenate(at), return_inverse=True)
         starts = np.concatenate([[0], np.cumsum(sizes)])
         matrix = csr_array((np.concatenate(share), source, starts), shape=(len(sizes), len(used)))
-        own = columns.take(g.rows).double().numpy()
+        own = columns.take(g.rows).to(torch.float64, copy=True).numpy()
         mean = matrix @ knowledge.entries.rows[torch.from_numpy(used)].double().numpy()
-        rows = g.rows.clone()
         # The same as eq. 16; so written, a node that knows only itself keeps its model to the bit.
-        columns.put(rows, torch.from_numpy(own + self.delta * (mean - own)).to(rows.dtype))
+        own[moves] += self.delta * (mean - own[moves])
+        rows = g.rows.clone()
+        columns.put(rows, torch.from_numpy(own).to(rows.dtype))
         return Mixed(
             clients=g.clients,
             rows=rows,
@@ -190,7 +198,7 @@ class DominatingSet(Mix):
             traffic=traffic,
             record={
                 "dominating": sum(sizes) / max(len(sizes), 1),
-                "known": known / max(len(sizes), 1),
+                "known": float((knowledge.known[g.clients] >= 0).sum() / max(len(g.clients), 1)),
                 "age": float(ages.mean()) if len(ages) else 0.0,
                 "entries": len(knowledge.entries),
             },
@@ -202,12 +210,13 @@ class DominatingSet(Mix):
         """Everybody tells of itself, and those that meet tell each other all they know."""
         sender, receiver, late = g.contacts.messages()
         nodes = int(max(len(old.known), g.clients.max(initial=-1) + 1))
-        old = old.widened(nodes).forgotten(g.contacts.forgotten)
-        arrives = (old.due == g.round) & np.isin(old.receiver, g.clients)
+        since = 0 if self.links is None else max(g.round - self.links + 1, 0)
+        old = old.widened(nodes).forgotten(g.contacts.forgotten).unlinked(since)
+        arrives = (old.due <= g.round) & np.isin(old.receiver, g.clients)
         met = old.met.copy()
         met[receiver[late == 0], sender[late == 0]] = g.round
         met[old.receiver[arrives], old.sender[arrives]] = g.round
-        new = self._told(g, met, columns)
+        new = self._told(g, met, since, columns)
         mine = old.known.copy()
         mine[g.clients, g.clients] = len(old.entries) + np.arange(len(new))  # they come behind
         known, traffic = self._merge(
@@ -219,7 +228,7 @@ class DominatingSet(Mix):
         )
         told_in = np.concatenate([old.entries.round, new.round, [-1]])
         known = self._pruned(known, told_in, g)
-        going, later = old.due > g.round, late > 0
+        going, later = ~arrives, late > 0
         told = np.concatenate([old.told[going], mine[sender[later]]])
         # Entries that nobody has, and nobody is being sent, are dropped before models are compared.
         used = np.unique(np.concatenate([known[known >= 0], told[told >= 0]]))
@@ -238,10 +247,11 @@ class DominatingSet(Mix):
         )
         return knowledge, Traffic(traffic.up[g.clients], traffic.down[g.clients])
 
-    def _told(self, g: Gathering, met: np.ndarray, columns: Columns) -> Entries:
+    def _told(self, g: Gathering, met: np.ndarray, since: int, columns: Columns) -> Entries:
         """What the nodes tell of themselves in this round. Whoever has nothing to validate on has
         shown no accuracy."""
         assert g.accuracy is not None
+        met = met[g.clients].astype(np.int32)
         return replace(
             Entries.none(len(columns), g.rows.dtype),
             rows=columns.take(g.rows),
@@ -249,7 +259,7 @@ class DominatingSet(Mix):
             round=np.full(len(g.clients), g.round),
             size=g.weights,
             accuracy=np.nan_to_num(g.accuracy),
-            met=_latest(met[g.clients], self.neighbours, 0, g.stream("neighbours")),
+            met=np.where(_latest(met, self.neighbours, since, g.stream("neighbours")), met, -1),
         )
 
     def _merge(
@@ -264,12 +274,14 @@ class DominatingSet(Mix):
 
         Two that meet first tell which entries they have, two numbers each, and then send those
         that the other has older or not at all. Nobody answers a late message, so it carries all.
+        A link is a number, and another where it matters when the two met.
         """
         nodes, width = len(mine), new.rows.shape[1]
         sender, receiver, late = messages
         told_in = np.concatenate([old.round, new.round, [-1]]).astype(np.int32)
-        linked = np.concatenate([old.met.sum(axis=1), new.met.sum(axis=1)])
-        costs = np.append(width + 2.0 + linked, 0)  # the last of each stands for no entry
+        linked = np.concatenate([(each.met >= 0).sum(axis=1) for each in (old, new)])
+        link = 1 if self.links is None else 2
+        costs = np.append(width + 2.0 + link * linked, 0)  # the last of each stands for no entry
         rounds, price, greeting = told_in[mine], costs[mine], 2.0 * (mine >= 0).sum(axis=1)
         known, up, down = mine.copy(), np.zeros(nodes), np.zeros(nodes)
         ends = np.searchsorted(receiver, np.arange(nodes + 1))

@@ -114,11 +114,11 @@ class Gossip(Mix):
         sent = Mail(columns.take(g.rows), covers, sender, receiver, due, weight)
         mail = Mail.of(g.memory["mail"].get(0), len(columns), g.rows.dtype)
         mail = mail.joined(sent.keep(late > 0)) if (late > 0).any() else mail
-        arrives = (mail.due == g.round) & np.isin(mail.receiver, g.clients)
+        arrives = (mail.due <= g.round) & np.isin(mail.receiver, g.clients)
         now = sent.keep(late == 0)
         if arrives.any():
             now = now.joined(mail.keep(arrives))
-        later = mail.keep(mail.due > g.round)
+        later = mail.keep(~arrives)
         place = np.searchsorted(g.clients, now.receiver)
         now = Mail(now.rows, now.covers, now.carries, place, now.due, now.weight)
         sizes, count = covers.sum(1).numpy(), len(g.clients)

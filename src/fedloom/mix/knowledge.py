@@ -30,7 +30,7 @@ class Entries:
     round: np.ndarray  # in which it was told
     size: np.ndarray
     accuracy: np.ndarray
-    met: np.ndarray  # entries × nodes: whom the owner had met
+    met: np.ndarray  # entries × nodes: the last round in which the owner heard from them, or -1
     dots: np.ndarray  # entries × entries: products of what models have moved from the start
     along: np.ndarray  # what the start adds: s·(w − s) + s·s/2
     sums: np.ndarray  # of each model's values
@@ -44,7 +44,7 @@ class Entries:
             round=whole,
             size=zero,
             accuracy=zero,
-            met=np.empty((0, 0), dtype=bool),
+            met=np.empty((0, 0), dtype=np.int32),
             dots=np.empty((0, 0), dtype=np.float32),
             along=zero,
             sums=zero,
@@ -82,7 +82,7 @@ class Entries:
             round=np.concatenate([self.round[kept], new.round]),
             size=np.concatenate([self.size[kept], new.size]),
             accuracy=np.concatenate([self.accuracy[kept], new.accuracy]),
-            met=np.concatenate([widened(self.met[kept], new.met.shape[1], False), new.met]),
+            met=np.concatenate([widened(self.met[kept], new.met.shape[1], -1), new.met]),
             dots=dots,
             along=np.concatenate(
                 [self.along[kept], (torch.mv(fresh.double(), begun) + begun.dot(begun) / 2).numpy()]
@@ -140,12 +140,16 @@ class Knowledge:
         known[nodes], met[nodes] = NOTHING, -1
         return replace(self, known=known, met=met)
 
+    def unlinked(self, since: int) -> Knowledge:
+        """Of what nodes told, meetings of earlier rounds are links no more."""
+        met = self.entries.met
+        return replace(self, entries=replace(self.entries, met=np.where(met >= since, met, -1)))
+
     def graph(self, node: int, length: int) -> LocalGraph:
         """What this node can know, and nothing else; models were compared on `length` columns."""
         ids = np.flatnonzero(self.known[node] >= 0)
         place = self.known[node, ids]
-        met = self.entries.met[place]
-        met = met if len(ids) == met.shape[1] else met[:, ids]
+        met = self.entries.met[np.ix_(place, ids)] >= 0
         linked = met | met.T
         np.fill_diagonal(linked, False)
         first, second = np.nonzero(linked)

@@ -55,8 +55,8 @@ class Peers(Topology):
 
     In the first `self_training` rounds everybody trains alone; with `alone` off, a node that meets
     nobody in a round does not train in it. Participation below one lets only some nodes, drawn
-    anew every round, train and talk. A late message reaches its receiver only if that one takes
-    part in the round in which it arrives.
+    anew every round, train and talk. A late message waits for a receiver that does not take part
+    in the round in which it arrives, until that one does.
     """
 
     network: Network = field(default_factory=lambda: network(Waypoint.name))
