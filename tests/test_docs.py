@@ -23,6 +23,15 @@ def test_the_worked_example_runs_and_has_the_right_limit(quick, row):
     assert not torch.allclose(row(quick(file, beta=0.9)), row(quick("fedavg")), atol=1e-3)
 
 
+def test_the_oracle_reads_no_old_model(quick):
+    more = {"clients": 8, "participation": 1.0, "rounds": 4, "topology": "waypoint,area=300"}
+    told = quick("feddom", **more)
+    oracle = quick(str(ROOT / "examples/feddom_oracle.py"), **more)
+    assert told.rounds["age"].max() > 0
+    assert (oracle.rounds["age"] == 0).all()
+    assert oracle.rounds["known"].equals(told.rounds["known"])
+
+
 def test_links_between_documents_work():
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
