@@ -13,6 +13,7 @@ from fedloom.experiment.study import Ask, Cell, Picture, Study, Table, run_study
 from fedloom.studies import STUDIES
 from fedloom.studies.s0_swap import S0Swap
 from fedloom.studies.s1 import S1, SOURCE
+from fedloom.studies.s4 import S4Why
 
 
 class Toy(Study):
@@ -158,3 +159,34 @@ def test_a_run_from_before_a_setting_was_there_still_counts_as_done(in_tmp):
     before = file.stat().st_mtime_ns
     assert set(run_study(Toy(), ask, Path("s"), 2, quiet)) == {"a", "b"}
     assert file.stat().st_mtime_ns == before
+
+
+def test_s4_tells_what_nodes_know_and_combine(in_tmp):
+    class Short(S4Why):
+        def cells(self, ask):
+            return [
+                Cell(c.name, c.method, {**c.settings, "rounds": 3, "clients": 8})
+                for c in super().cells(ask)
+                if c.method != "wafl"
+            ]
+
+    ask = Ask("digits", "area-500", "quick")
+    results = run_study(Short(), ask, Path("s"), 1, quiet)
+    (table,) = write_report(Short(), ask, results, Path("s"))
+    shown = {row[0]: row[1:] for row in table.rows}
+    assert shown["WAFL"][0] == "diverged"  # it was left out
+    assert shown["P2P FedAvg"][1:4] == ["–", "–", "–"]
+    assert shown["feddom, complete graph"][1:4] == ["8.0", "1.0", "0.0"]
+    assert float(shown["feddom, links=1"][2]) >= float(shown["feddom"][2])
+    assert Path("s/why.png").stat().st_size > 5000
+
+
+def test_s4_scores_every_node_and_has_a_row_for_recent_links():
+    study = STUDIES["s4-table"]
+    (table,) = study.tables(Ask("mnist", "area-1000"), {})
+    assert [row[3] for row in table.rows] == [
+        "0.950", "0.936", "0.964", "–", "0.930", "0.911", "0.952", "–",
+    ]  # fmt: skip
+    for cell in study.cells(Ask("mnist", "area-1000")):
+        assert "eval_common" not in cell.settings
+        assert cell.settings.get("links") == (3 if "recent" in cell.name else None)

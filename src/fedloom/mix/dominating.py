@@ -191,17 +191,18 @@ class DominatingSet(Mix):
         own[moves] += self.delta * (mean - own[moves])
         rows = g.rows.clone()
         columns.put(rows, torch.from_numpy(own).to(rows.dtype))
+        record: dict[str, float] = {
+            "known": float((knowledge.known[g.clients] >= 0).sum() / max(len(g.clients), 1)),
+            "entries": len(knowledge.entries),
+        }
+        if sizes:
+            record |= {"dominating": float(np.mean(sizes)), "age": float(ages.mean())}
         return Mixed(
             clients=g.clients,
             rows=rows,
             memory={"knowledge": {0: knowledge.fields()}},
             traffic=traffic,
-            record={
-                "dominating": sum(sizes) / max(len(sizes), 1),
-                "known": float((knowledge.known[g.clients] >= 0).sum() / max(len(g.clients), 1)),
-                "age": float(ages.mean()) if len(ages) else 0.0,
-                "entries": len(knowledge.entries),
-            },
+            record=record,
         )
 
     def _exchange(
