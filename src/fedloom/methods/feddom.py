@@ -42,7 +42,7 @@ class FedDom(Serverless):
         None, ge=1, description="rounds after which what a node was told is dropped; none: never"
     )
     links: int | None = Field(
-        None, ge=1, description="rounds that a meeting counts as a link, with its own; none: all"
+        None, ge=1, description="rounds that a meeting counts as a link, its own first; none: all"
     )
     mix_alone: bool = Field(
         False, description="whether a node that nobody reaches still moves towards what it knows"
