@@ -102,7 +102,9 @@ class Result:
         """What devices of each capacity paid per round that they took part in (`took_part` counts
         those), and how well the model does on their data; empty where all can do everything."""
         rounds = [record["devices"] for record in self.records if "devices" in record]
-        last = next((r["clients"] for r in reversed(self.records) if "clients" in r), {})
+        last: dict[str, Any] = next(
+            (r["clients"] for r in reversed(self.records) if "clients" in r), {}
+        )
         rows = {}
         for capacity in sorted({c for found in rounds for c in found}, key=float, reverse=True):
             there = [found[capacity] for found in rounds if capacity in found]
