@@ -47,6 +47,7 @@ GROWTH = {
     "registered clients": [("small", {"clients": 10**k}) for k in range(2, 7)],
     "participants": [("small", {"participants": n}) for n in (10, 20, 40, 80)],
     "hidden units": [(f"mlp-{width}", {}) for width in (50, 200, 800, 3200)],
+    "nodes (feddom)": [("feddom", {"clients": n, "participants": n}) for n in (25, 50, 100, 200)],
 }
 
 Run = dict[str, Any]

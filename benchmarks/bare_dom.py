@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pymcdm.methods import WASPAS
 
 from benchmarks.workloads import Bare, Workload
 from fedloom.layout import Layout
@@ -56,7 +55,10 @@ class BareDom(Bare):
                 for who, entry in told[other].items():
                     if who not in graph or entry["round"] > graph[who]["round"]:
                         graph[who] = {**entry, "model": entry["model"].clone()}
-        self._models = [self._mixed(node, graph) for node, graph in enumerate(self._graphs)]
+        self._models = [
+            self._mixed(node, graph) if met[node] else self._models[node]
+            for node, graph in enumerate(self._graphs)
+        ]
 
     def weights(self) -> torch.Tensor:
         return torch.stack(self._models).double().mean(0).float()
@@ -68,6 +70,8 @@ class BareDom(Bare):
             return float((self._module(x).argmax(1) == y).float().mean()) if len(y) else 0.0
 
     def _mixed(self, me: int, graph: Known) -> torch.Tensor:
+        from pymcdm.methods import WASPAS  # here, as all bare loops' start-up holds this module
+
         ids = sorted(graph)
         sizes = np.array([graph[i]["size"] for i in ids], dtype=float)
         accuracy = np.array([graph[i]["accuracy"] for i in ids])
