@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 # Colours that stay apart for colour-blind readers (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 STYLES = ("-", "--", "-.", ":")
+
+
+def look(i: int) -> dict[str, Any]:
+    """Colour and style of the i-th curve: no two of the first 32 are alike, and neighbours differ
+    in both, so that equal curves don't hide each other.
+
+    >>> len({tuple(look(i).values()) for i in range(32)})
+    32
+    """
+    colour, style = i % len(COLOURS), i + i // len(COLOURS)
+    return {"color": COLOURS[colour], "linestyle": STYLES[style % len(STYLES)]}
+
+
 #: what is not an accuracy, and so not in %
 PLAIN = {
     "test_loss": "loss",
@@ -110,14 +123,14 @@ def plot_curves(
             if not scores:
                 continue
             together = pd.concat(scores, axis=1) * (1 if column in PLAIN else 100)
-            colour = COLOURS[i % len(COLOURS)]
-            style = STYLES[i % len(STYLES)]  # so that equal curves don't hide each other
             dot = "o" if len(together) == 1 else None  # a line needs two points
             mean = together.mean(axis=1)
-            axis.plot(together.index, mean, ls=style, color=colour, marker=dot, label=method)
+            axis.plot(together.index, mean, **look(i), marker=dot, label=method)
             if together.shape[1] > 1:
                 low, high = together.min(axis=1), together.max(axis=1)
-                axis.fill_between(together.index, low, high, color=colour, alpha=0.15, lw=0)
+                axis.fill_between(
+                    together.index, low, high, color=look(i)["color"], alpha=0.15, lw=0
+                )
         axis.set_title(panels[column], fontsize=10)
         _accuracy_axis(axis, x)
         axis.set_ylabel(PLAIN.get(column, axis.get_ylabel()))

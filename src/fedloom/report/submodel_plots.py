@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from fedloom.report.plots import COLOURS, STYLES, new_figure
+from fedloom.report.plots import look, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,11 +36,10 @@ def plot_gaps(curves: Mapping[str, Sequence[pd.Series]]) -> Figure:
     axis = figure.subplots()
     for i, (label, series) in enumerate(curves.items()):
         together = pd.concat(list(series), axis=1)
-        colour = COLOURS[i % len(COLOURS)]
         mean = together.mean(axis=1)
-        axis.plot(mean.index, mean, color=colour, ls=STYLES[i % len(STYLES)], label=label)
+        axis.plot(mean.index, mean, **look(i), label=label)
         low, high = together.min(axis=1), together.max(axis=1)
-        axis.fill_between(mean.index, low, high, color=colour, alpha=0.15, lw=0)
+        axis.fill_between(mean.index, low, high, color=look(i)["color"], alpha=0.15, lw=0)
     axis.set(xlabel="round", ylabel="Σ|g − g_sub|, added up")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
