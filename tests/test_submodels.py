@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedloom
+from fedloom.data.dataset import from_arrays
 from fedloom.engine.resident import Resident
 from fedloom.errors import FedloomError
 from fedloom.experiment.blueprint import blueprint
@@ -579,6 +580,20 @@ def test_classifier_rows_count_only_from_those_who_hold_the_class():
     assert Coverage(by_class=True).combine(g).shared.tolist() == [15, 10, 0, 0, 15, 10]
 
 
+def test_all_classifiers_of_a_model_with_exits_are_counted_by_class(quick):
+    """Nobody holds class 9, so its rows stay as they were, in every exit."""
+    images = np.random.default_rng(0).normal(size=(60, 1, 8, 8)).astype(np.float32)
+    labels = np.arange(60) % 9
+    data = from_arrays(images, labels, images[:20], np.append(labels[:19], 9))
+    options = {"channels": [4, 4, 4, 4]}
+    result = quick("depthfl", data=data, model="conv4", by_class=True, mask="inf", rounds=1,
+                   clients=3, partition="iid", model_options=options)  # fmt: skip
+    start = build("conv4", (1, 8, 8), 10, options={**options, "exits": True})
+    for before, after in zip(start.exits, result.model().exits, strict=True):
+        assert torch.equal(before.out.weight[9], after.out.weight[9])
+        assert not torch.equal(before.out.weight[0], after.out.weight[0])
+
+
 def test_an_element_trained_by_nobody_keeps_its_value(quick, row):
     result = quick("heterofl", capacities="0.25", rounds=2)
     start = fedloom.models.build("mlp", (1, 8, 8), 10, options={"hidden": [16]})
@@ -601,10 +616,8 @@ def test_at_capacity_one_every_width_method_is_fedavg_to_the_bit(quick, row, nam
 @pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord", "depthfl"])
 def test_all_engines_give_the_same(quick, row, name):
     settings = {"rounds": 3, "capacities": "1,0.5,0.25", "mask": "inf", "participation": 0.5,
-                "model": "conv4", "clients": 8, "momentum": 0.9,
+                "model": "conv4", "clients": 8, "momentum": 0.9, "by_class": True,
                 "model_options": {"channels": [4, 4, 8, 8], "norm": "static"}}  # fmt: skip
-    if name != "depthfl":
-        settings["by_class"] = True
     if name.startswith("fedgse"):
         settings["public"] = "share:0.1"
     serial = quick(name, engine="serial", **settings)

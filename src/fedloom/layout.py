@@ -11,7 +11,7 @@ buffers (batch-norm statistics). So `row[:layout.trainable]` is what an optimise
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -231,6 +231,15 @@ class Layout:
     def layers(self) -> tuple[str, ...]:
         """Modules that own parameters, in the order of the model."""
         return tuple(dict.fromkeys(e.layer for e in self.entries if e.kind in ("param", "frozen")))
+
+    def outputs(self, layers: Collection[str]) -> Tensor:
+        """Per column of these layers, which of the layer's outputs it works for; −1 elsewhere."""
+        out = torch.full((self.size,), -1, dtype=torch.int64)
+        for entry in self.entries:
+            if entry.layer in layers:
+                rows = torch.arange(entry.shape[0]).view(-1, *[1] * (len(entry.shape) - 1))
+                entry.view(out).copy_(rows.expand(entry.shape))
+        return out
 
     def columns(self, part: str) -> Columns:
         """The columns of a named part.

@@ -202,13 +202,7 @@ class Runner:
         if not x.method.mix.sees_classes:
             return {}
         holds = np.stack([x.federation.classes_of(int(c)) for c in clients])
-        return {"holds": holds, "class_of": self._class_of}
-
-    @cached_property
-    def _class_of(self) -> Tensor:
-        channels = self.experiment.engine.setting.channels
-        assert channels is not None
-        return channels.class_of(self.experiment.layout)
+        return {"holds": holds, "class_of": x.class_of}
 
     def _validate(self, clients: np.ndarray, rows: Tensor) -> np.ndarray | None:
         part = self.experiment.method.mix.validates

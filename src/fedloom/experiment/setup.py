@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset
@@ -28,6 +28,7 @@ from fedloom.layout import Layout
 from fedloom.local import Budget
 from fedloom.method import Method
 from fedloom.models import Factory, build, choose
+from fedloom.models.exits import Exits
 from fedloom.models.norm import has_batch_norm, has_static_norm
 from fedloom.select import Channels, Whole
 from fedloom.topology import Faults, Peers, network
@@ -51,6 +52,7 @@ class Experiment:
     device: torch.device
     public: PublicSet | None
     about: dict[str, Any]  # what is needed to build the model again
+    class_of: Tensor | None = None  # per column, the class it works for alone, for mixes that ask
 
 
 def pick_device(name: str) -> torch.device:
@@ -174,12 +176,8 @@ def prepare(
     for capacity in np.unique(capacities[capacities < 1]):
         method.select.check(module, shape, float(capacity))
     cuts = method.select.cuts and not (capacities == 1).all()
-    channels = Channels.of(module, shape) if cuts or method.mix.sees_classes else None
-    if method.mix.sees_classes and (channels is None or channels.classifier is None):
-        raise FedloomError(
-            f"{type(module).__name__} has no single layer that makes the logits, so rows can't be "
-            "counted class by class. Leave by_class out."
-        )
+    channels = Channels.of(module, shape) if cuts else None
+    class_of = _class_of(module, shape, layout) if method.mix.sees_classes else None
     setting = Setting(
         build=make,
         layout=layout,
@@ -242,7 +240,21 @@ def prepare(
         device=device,
         public=public,
         about=about,
+        class_of=class_of,
     )
+
+
+def _class_of(module: nn.Module, shape: tuple[int, int, int], layout: Layout) -> Tensor:
+    """Per column, the class that it works for alone; −1 for those that work for all."""
+    if isinstance(module, Exits):
+        return layout.outputs(module.classifiers)
+    classifier = Channels.of(module, shape).classifier
+    if classifier is None:
+        raise FedloomError(
+            f"{type(module).__name__} has no single layer that makes the logits, so rows can't be "
+            "counted class by class. Leave by_class out."
+        )
+    return layout.outputs((classifier,))
 
 
 def _fingerprint(dataset: Dataset) -> str:

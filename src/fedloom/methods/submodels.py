@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from fedloom.errors import FedloomError
 from fedloom.local import SGD, LocalRule, MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions, Preset, register
@@ -193,21 +192,13 @@ class DepthFL(_SubModels):
 
     name = "depthfl"
     source = "Kim et al. 2023; S2 §3.3"
-    presets = _presets(LOW, by_class=False)
+    presets = _presets(LOW)
 
     budget: Literal["parameters", "macs", "blocks"] = Field(
         "parameters", description="what depth goes by: r² of the parameters or MACs, or r·blocks"
     )
     distil: float = Field(1.0, ge=0, description="weight of the classifiers' learning together")
     ramp: int = Field(300, ge=0, description="rounds over which that weight grows")
-
-    @model_validator(mode="after")
-    def _one_class_layer(self) -> DepthFL:
-        if self.by_class:
-            raise FedloomError(
-                "by_class is for models with one classifier; depthfl has one behind each block."
-            )
-        return self
 
     def _select(self) -> Select:
         return Prefix(self.budget)

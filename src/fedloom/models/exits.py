@@ -70,6 +70,11 @@ class Exits(nn.Module):
     def depths(self) -> int:
         return len(self.blocks)
 
+    @property
+    def classifiers(self) -> tuple[str, ...]:
+        """The layers that make logits."""
+        return tuple(f"exits.{i}.out" for i in range(self.depths))
+
     def prefix(self, depth: int) -> Exits:
         """The model of the first blocks; its tensors have the names that they have here."""
         if not 1 <= depth <= self.depths:

@@ -196,15 +196,6 @@ class Channels:
             out[name] = tensor
         return out
 
-    def class_of(self, layout: Layout) -> Tensor:
-        """Per column, the class that it works for alone; −1 for all others."""
-        out = torch.full((layout.size,), -1, dtype=torch.int64)
-        for entry in layout.entries:
-            if entry.layer == self.classifier:
-                rows = torch.arange(entry.shape[0]).view(-1, *[1] * (len(entry.shape) - 1))
-                entry.view(out).copy_(rows.expand(entry.shape))
-        return out
-
 
 def _free_axes(traced: Traced) -> list[Axis]:
     """The groups, in the order in which layers make them."""

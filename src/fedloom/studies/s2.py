@@ -127,23 +127,29 @@ class _S2(Study):
 
 
 class _Methods(_S2):
-    """All methods in one population, with high and low heterogeneity."""
+    """All methods in one population, with high and low heterogeneity.
+
+    The source does not say how deep DepthFL's clients go; it has two rows, for a depth that costs
+    r² of the parameters, as width r does, and for a share r of the blocks.
+    """
 
     capacities: str
+    labels: ClassVar[Mapping[str, str]] = {**LABELS, "depthfl-blocks": "DepthFL, r of the blocks"}
 
     def cells(self, ask: Ask) -> list[Cell]:
-        return [
-            self._cell(ask, f"{method}-{skew}", method, partition=partition,
-                       capacities=self.capacities)
-            for skew, partition in SKEWS.items()
-            for method in LABELS
-        ]  # fmt: skip
+        out = []
+        for skew, partition in SKEWS.items():
+            settings = {"partition": partition, "capacities": self.capacities}
+            out += [self._cell(ask, f"{m}-{skew}", m, **settings) for m in LABELS]
+            settings["budget"] = "blocks"
+            out.append(self._cell(ask, f"depthfl-blocks-{skew}", "depthfl", **settings))
+        return out
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
         source = SOURCE.get((self.capacities, ask.data), {})
         theirs = "EMNIST" if ask.data == "mnist" else ask.data
         rows = []
-        for method, label in LABELS.items():
+        for method, label in self.labels.items():
             numbers = [f"{n:.2f}" for n in source.get(method, ())] or ["–", "–"]
             ours = [_accuracy(results.get(f"{method}-{skew}", ())) for skew in SKEWS]
             rows.append([label, *ours, *numbers])
@@ -154,7 +160,7 @@ class _Methods(_S2):
 
     def _costs(self, results: Results) -> Table:
         rows = []
-        for method, label in LABELS.items():
+        for method, label in self.labels.items():
             runs = results.get(f"{method}-high", ())
             if runs:
                 mean = runs[0].devices.mean()
@@ -168,8 +174,8 @@ class _Methods(_S2):
     def pictures(self, ask: Ask, results: Results) -> Figures:
         out = []
         for skew in SKEWS:
-            ran = {m: results[f"{m}-{skew}"] for m in LABELS if f"{m}-{skew}" in results}
-            curves = {LABELS[m]: [r.evaluations for r in runs] for m, runs in ran.items()}
+            ran = {m: results[f"{m}-{skew}"] for m in self.labels if f"{m}-{skew}" in results}
+            curves = {self.labels[m]: [r.evaluations for r in runs] for m, runs in ran.items()}
             title = f"{ask.data}, {self.capacities}, {skew} heterogeneity"
             panels = {"test_accuracy": title}
             out.append(Picture(f"rounds-{skew}", f"Accuracy over rounds: {title}", panels, curves))
