@@ -734,3 +734,13 @@ def test_a_preset_gives_what_the_run_does_not():
     assert options.mask == "inf"
     again, _ = make_config(config.model_dump(), find("feddse"))
     assert again == config
+
+
+def test_an_option_of_the_run_goes_over_the_preset_however_it_is_written():
+    from fedloom.experiment.config import make_config
+    from fedloom.methods.registry import find
+
+    for given in ({"mask": "zero"}, {"params": {"mask": "zero"}}):
+        config, options = make_config({"preset": "source", **given}, find("feddse"))
+        assert (options.mask, options.by_class) == ("zero", True)
+        assert make_config(config.model_dump(), find("feddse")) == (config, options)

@@ -26,15 +26,11 @@ def make_config(
     definition fixes can't be set otherwise, except (`lenient`) in a comparison, where the same
     settings go to several methods and each takes what concerns it.
     """
-    given = merge(method.defaults, _preset(method, settings.get("preset")), settings)
-    params = given.pop("params", None) or {}
-    if not isinstance(params, Mapping):
-        raise FedloomError(f"params={params!r} is not valid: give options of the method by name.")
-    params = dict(params)
-    for key in [k for k in given if k not in Config.model_fields]:
-        if key in method.model_fields:
-            params[key] = given.pop(key)
-        else:
+    layers = (method.defaults, _preset(method, settings.get("preset")), settings)
+    given = merge(*(_grouped(layer, method) for layer in layers))
+    params = given.pop("params")
+    for key in given:
+        if key not in Config.model_fields:
             raise FedloomError(
                 f"{unknown('setting', key, [*Config.model_fields, *method.model_fields])} Options "
                 f"of a data set or model are written data_options.{key} or model_options.{key}."
@@ -57,6 +53,20 @@ def make_config(
             f"({config.clients}). Give a fraction up to 1, or a number up to {config.clients}."
         )
     return config, options
+
+
+def _grouped(settings: Mapping[str, Any], method: type[MethodOptions]) -> dict[str, Any]:
+    """The method's own options all under `params`, where some may be already."""
+    params = settings.get("params") or {}
+    if not isinstance(params, Mapping):
+        raise FedloomError(f"params={params!r} is not valid: give options of the method by name.")
+    own = {
+        key: value
+        for key, value in settings.items()
+        if key in method.model_fields and key not in Config.model_fields
+    }
+    rest = {key: value for key, value in settings.items() if key not in own}
+    return {**rest, "params": {**params, **own}}
 
 
 def _preset(method: type[MethodOptions], name: Any) -> Mapping[str, Any]:
