@@ -262,7 +262,7 @@ def test_noise_and_other_data_do_for_probes(quick, in_tmp):
     x = np.random.default_rng(0).integers(0, 255, (50, 1, 8, 8)).astype(np.uint8)
     np.savez("own.npz", x=x, y=np.arange(50) % 3)
     runs = [swap_run(quick, "partner=min,probes=20", rounds=1, public=public)
-            for public in ("noise:30", "own.npz", "digits:40")]  # fmt: skip
+            for public in ("noise:30", "own.npz", "own.npz:40")]  # fmt: skip
     found = [tuple(run.records[0]["mix"]["similarity"]) for run in runs]
     assert len(set(found)) == 3
 
