@@ -177,7 +177,8 @@ def prepare(
         method.select.check(module, shape, float(capacity))
     cuts = method.select.cuts and not (capacities == 1).all()
     channels = Channels.of(module, shape) if cuts else None
-    class_of = _class_of(module, shape, layout) if method.mix.sees_classes else None
+    sees = method.mix.sees_classes
+    class_of = layout.outputs(_classifiers(module, shape, channels)) if sees else None
     setting = Setting(
         build=make,
         layout=layout,
@@ -244,17 +245,19 @@ def prepare(
     )
 
 
-def _class_of(module: nn.Module, shape: tuple[int, int, int], layout: Layout) -> Tensor:
-    """Per column, the class that it works for alone; −1 for those that work for all."""
+def _classifiers(
+    module: nn.Module, shape: tuple[int, int, int], channels: Channels | None
+) -> tuple[str, ...]:
+    """The layers that make logits, a row of weights for each class."""
     if isinstance(module, Exits):
-        return layout.outputs(module.classifiers)
-    classifier = Channels.of(module, shape).classifier
-    if classifier is None:
+        return module.classifiers
+    last = (channels or Channels.of(module, shape)).classifier
+    if last is None:
         raise FedloomError(
             f"{type(module).__name__} has no single layer that makes the logits, so rows can't be "
             "counted class by class. Leave by_class out."
         )
-    return layout.outputs((classifier,))
+    return (last,)
 
 
 def _fingerprint(dataset: Dataset) -> str:

@@ -187,7 +187,7 @@ def print_result(result: Result, details: bool = False) -> None:
         out.print(
             f"Cost: {amount(done['bytes_up'])} up, {amount(done['bytes_down'])} down, "
             f"{amount(done['macs'], 'MAC')}, {done['seconds']:.1f} s training "
-            f"({done['server_seconds']:.1f} s of it at the server), "
+            f"({done['server_seconds']:.1f} s of it combining models), "
             f"{done['eval_seconds']:.1f} s scoring, peak memory {amount(done['peak_memory'])}"
         )
     _print_devices(result)

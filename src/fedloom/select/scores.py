@@ -83,16 +83,15 @@ def _inputs(module: nn.Module, channels: Channels) -> Iterator[dict[str, list[Te
         return hook
 
     layers = {layer for group in channels.groups for layer, _ in group.readers}
+    modules = dict(module.named_modules())
     for name in layers:
-        if not isinstance(dict(module.named_modules()).get(name), _WATCHED):
+        if not isinstance(modules.get(name), _WATCHED):
             raise FedloomError(
                 f"What the layer '{name}' of {type(module).__name__} reads can't be watched, so "
                 "channels can't be chosen by activation or gradient. Use nn.Conv2d and nn.Linear "
                 "modules for its weights, or a method that needs no look at the model."
             )
-    hooks = [
-        module.get_submodule(n).register_forward_pre_hook(keep(n), with_kwargs=True) for n in layers
-    ]
+    hooks = [modules[n].register_forward_pre_hook(keep(n), with_kwargs=True) for n in layers]
     try:
         yield given
     finally:
