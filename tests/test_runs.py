@@ -1,5 +1,6 @@
 """Runs on disk: whole after a kill, resumed bit for bit, read back."""
 
+import contextlib
 import json
 import os
 import signal
@@ -30,6 +31,30 @@ def same_runs(a, b):
     assert all(torch.equal(first[k], second[k]) for k in first)
     pd.testing.assert_frame_equal(a.rounds.drop(columns=TIMES), b.rounds.drop(columns=TIMES))
     pd.testing.assert_frame_equal(a.clients, b.clients)
+
+
+class SwallowsCtrlC:
+    """A watcher in whose callback Ctrl-C is pressed and dropped, as compiled code may do."""
+
+    def start(self, name, rounds, done): ...
+
+    def round(self, record):
+        if record["round"] == 2:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    def end(self): ...
+
+
+def test_ctrl_c_is_heeded_even_if_a_library_drops_it(quick, in_tmp):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            quick(rounds=9, out="stopped", watchers=[SwallowsCtrlC()])
+        assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(fedloom.load("stopped").rounds) == 2
 
 
 def test_what_a_run_leaves_behind(quick):

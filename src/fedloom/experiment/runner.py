@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engine import Scored, Task, Trained
+from fedloom.experiment.interrupts import heeding_interrupts
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
 from fedloom.local import LocalRule, Optimiser
@@ -63,26 +64,33 @@ class Runner:
         for watcher in self.watchers:
             watcher.start(self.store.path.name, config.rounds, done)
         try:
-            for t in range(done + 1, config.rounds + 1):
-                record = self.round(t)
-                if t % config.eval_every == 0 or t == config.rounds:
-                    record |= self.evaluate(t)
-                record["peak_memory"] = peak_memory(x.device)
-                record["profile"]["store"] = self._stored
-                started = time.perf_counter()
-                # The checkpoint last: a round counts once its state is safe.
-                self.store.add_round(record)
-                if t % config.checkpoint_every == 0 or t == config.rounds:
-                    self.store.add_checkpoint(t, x.state.tensors(), x.about)
-                self._stored = time.perf_counter() - started
-                for watcher in self.watchers:
-                    watcher.round(record)
+            with heeding_interrupts() as heed:
+                for t in range(done + 1, config.rounds + 1):
+                    heed()
+                    self._step(t)
             self.store.finish()
         finally:
             torch.set_num_threads(threads)
             x.engine.close()
             for watcher in self.watchers:
                 watcher.end()
+
+    def _step(self, t: int) -> None:
+        """One round, from training to what is stored and told of it."""
+        x, config = self.experiment, self.experiment.config
+        record = self.round(t)
+        if t % config.eval_every == 0 or t == config.rounds:
+            record |= self.evaluate(t)
+        record["peak_memory"] = peak_memory(x.device)
+        record["profile"]["store"] = self._stored
+        started = time.perf_counter()
+        # The checkpoint last: a round counts once its state is safe.
+        self.store.add_round(record)
+        if t % config.checkpoint_every == 0 or t == config.rounds:
+            self.store.add_checkpoint(t, x.state.tensors(), x.about)
+        self._stored = time.perf_counter() - started
+        for watcher in self.watchers:
+            watcher.round(record)
 
     def round(self, t: int) -> dict[str, Any]:
         """One round of training; returns its record."""
