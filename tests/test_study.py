@@ -61,6 +61,17 @@ def test_a_cell_that_diverges_is_left_out_and_not_tried_again(in_tmp):
     before = file.stat().st_mtime_ns
     assert set(run_study(Toy(), ask, Path("s"), 2, quiet)) == {"a"}
     assert file.stat().st_mtime_ns == before
+    last = write_report(Toy(), ask, {}, Path("s"))[-1]
+    assert last.title == "Runs that diverged"
+    assert last.rows[0][0] == "b-s0"
+
+
+def test_a_study_runs_the_cells_that_are_asked_for(in_tmp):
+    results = run_study(Toy(), Ask("digits", "plain", only=("b*",)), Path("s"), 2, quiet)
+    assert set(results) == {"b"}
+    assert not Path("s/a-s0").exists()
+    with pytest.raises(FedloomError, match="Unknown cell of this study 'c'"):
+        run_study(Toy(), Ask("digits", "plain", only=("c",)), Path("s"), 2, quiet)
 
 
 def test_cells_of_another_study_are_not_taken_for_ones_own(in_tmp):
@@ -143,7 +154,7 @@ def test_the_swap_study_scores_averages_only_and_says_what_swapping_costs(in_tmp
     results = run_study(Short(), ask, Path("s"), 1, quiet)
     (table,) = write_report(Short(), ask, results, Path("s"))
     shown = {row[0]: row[1:] for row in table.rows}
-    assert shown["FedProx"] == ["diverged"] * 5  # it was left out
+    assert shown["FedProx"] == ["–"] * 5  # it was left out
     assert shown["FedAvg"][0] == f"{100 * results['fedavg'][0].summary['test_accuracy']:.2f}"
     assert float(shown["FedSwap min, CKA"][4]) > float(shown["FedSwap random"][4])
     pictures = {file.name for file in Path("s").glob("*.png")}
@@ -174,7 +185,7 @@ def test_s4_tells_what_nodes_know_and_combine(in_tmp):
     results = run_study(Short(), ask, Path("s"), 1, quiet)
     (table,) = write_report(Short(), ask, results, Path("s"))
     shown = {row[0]: row[1:] for row in table.rows}
-    assert shown["WAFL"][0] == "diverged"  # it was left out
+    assert shown["WAFL"][0] == "–"  # it was left out
     assert shown["P2P FedAvg"][1:4] == ["–", "–", "–"]
     assert shown["feddom, complete graph"][1:4] == ["8.0", "1.0", "0.0"]
     assert float(shown["feddom, links=1"][2]) >= float(shown["feddom"][2])

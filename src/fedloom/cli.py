@@ -346,6 +346,10 @@ def study(
     ] = None,
     scale: Annotated[str, typer.Option("--scale", help="quick or full.")] = "quick",
     seeds: Annotated[int, typer.Option("--seeds", help="Seeds, a run of each cell a seed.")] = 1,
+    only: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--only", metavar="CELL", help="Run these cells only: 'fedavg*'. Repeatable."),
+    ] = None,
     workers: Annotated[
         int, typer.Option("--workers", min=0, help="Runs at a time; 0: as many as cores.")
     ] = 0,
@@ -364,7 +368,7 @@ def study(
         print_studies(STUDIES)
         return
     chosen = find(name)
-    ask = Ask(data or chosen.data[0], preset or chosen.presets[0], scale, seeds)
+    ask = Ask(data or chosen.data[0], preset or chosen.presets[0], scale, seeds, tuple(only or ()))
     folder = out or Path("runs") / f"study-{name}-{ask.data}-{ask.preset}-{ask.scale}"
     with StudyProgress() as progress:
         results = run_study(chosen, ask, folder, workers or cores(), progress)

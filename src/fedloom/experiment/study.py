@@ -9,6 +9,7 @@ its last whole round.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PAUSE = 0.5  # seconds between two looks at the running cells
+_CELLS, _DIVERGED = "cells", ".diverged"  # where a cell's config is, what tells that it diverged
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Ask:
     preset: str
     scale: str = "full"
     seeds: int = 1
+    only: tuple[str, ...] = ()  # patterns of cell names; none: all cells
 
     @property
     def over(self) -> str:
@@ -117,7 +120,7 @@ class Drawn:
 
 Figures = Sequence[Picture | SwapPicture | Drawn]
 
-#: by cell: one result per seed; cells that diverged are missing
+#: by cell: one result per seed; cells that diverged or were not asked for are missing
 Results = Mapping[str, Sequence[Result]]
 
 
@@ -178,7 +181,7 @@ Say = Callable[[str, int, int, int, int], None]
 def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict[str, list[Result]]:
     """Run what is not finished yet; returns the results by cell."""
     study.check(ask)
-    jobs = [_job(cell, seed, out) for cell in study.cells(ask) for seed in range(ask.seeds)]
+    jobs = _jobs(study, ask, out)
     waiting = deque(job for job in jobs if not _finished(job))
     running: list[_Running] = []
     failed: list[str] = []
@@ -223,14 +226,32 @@ def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Ta
     from fedloom.report.plots import save
 
     tables = study.tables(ask, results)
+    lost = [
+        [path.stem, path.read_text(encoding="utf-8")]
+        for path in sorted((out / _CELLS).glob(f"*{_DIVERGED}"))
+    ]
+    if lost:
+        tables.append(Table("Runs that diverged", ["run", "what happened"], lost))
     text = "\n\n".join([f"# {study.title}", *(t.markdown() for t in tables)])
-    pictures = study.pictures(ask, results)
-    for picture in pictures:
+    for picture in study.pictures(ask, results):
+        if isinstance(picture, Picture) and not picture.curves:
+            continue  # none of its cells ran
         file = out / f"{picture.name}.png"
         save(picture.figure(), file)
         text += f"\n\n![{picture.title}]({file.name})"
     (out / "tables.md").write_text(text + "\n", encoding="utf-8")
     return tables
+
+
+def _jobs(study: Study, ask: Ask, out: Path) -> list[_Job]:
+    """A run for every seed of the cells that are asked for."""
+    cells = study.cells(ask)
+    names = [cell.name for cell in cells]
+    for pattern in ask.only:
+        if not fnmatch.filter(names, pattern):
+            raise unknown("cell of this study", pattern, names)
+    asked = [c for c in cells if not ask.only or any(fnmatch.fnmatch(c.name, p) for p in ask.only)]
+    return [_job(cell, seed, out) for cell in asked for seed in range(ask.seeds)]
 
 
 def _job(cell: Cell, seed: int, out: Path) -> _Job:
@@ -256,7 +277,7 @@ def _job(cell: Cell, seed: int, out: Path) -> _Job:
 
 
 def _config_file(path: Path) -> Path:
-    return path.parent / "cells" / f"{path.name}.yaml"
+    return path.parent / _CELLS / f"{path.name}.yaml"
 
 
 def _log(job: _Job) -> Path:
@@ -264,7 +285,7 @@ def _log(job: _Job) -> Path:
 
 
 def _diverged(job: _Job) -> Path:
-    return _config_file(job.path).with_suffix(".diverged")
+    return _config_file(job.path).with_suffix(_DIVERGED)
 
 
 def _finished(job: _Job) -> bool:

@@ -143,7 +143,7 @@ class S0Swap(Study):
         for name, (label, _, _) in group.items():
             runs = results.get(name, ())
             if not runs:
-                rows.append([label, *["diverged"] * 5])
+                rows.append([label, *["–"] * 5])
                 continue
             last = [100 * r.summary["test_accuracy"] for r in runs]
             gains = [

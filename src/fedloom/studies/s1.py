@@ -231,7 +231,7 @@ def _grid(data: str, method: str) -> list[tuple[float, ...]]:
 def _mean(runs: Sequence[Result], *names: str) -> str:
     """A score, or a score ± its spread over clients, in %: means over seeds."""
     if not runs:
-        return "diverged"
+        return "–"
     values = [100 * float(np.mean([r.summary[name] for r in runs])) for name in names]
     return "±".join(f"{value:.2f}" for value in values)
 

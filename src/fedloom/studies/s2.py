@@ -352,7 +352,7 @@ class S2Gap(_S2):
         for method in self.METHODS:
             runs = results.get(method, ())
             gaps = [float(r.rounds["gap"].sum()) for r in runs]
-            rows.append([LABELS[method], spread(gaps) if gaps else "diverged", _accuracy(runs)])
+            rows.append([LABELS[method], spread(gaps), _accuracy(runs)])
         heads = ["method", "Σ|g − g_sub| over all rounds", "test accuracy (%)"]
         rounds = self.cells(ask)[0].settings["rounds"]
         title = (
@@ -438,8 +438,7 @@ def _overlap(layer: np.ndarray, client: int) -> float:
 
 
 def _accuracy(runs: Iterable[Result]) -> str:
-    found = [100 * run.summary["test_accuracy"] for run in runs]
-    return spread(found) if found else "diverged"
+    return spread([100 * run.summary["test_accuracy"] for run in runs])
 
 
 S2: tuple[type[Study], ...] = (

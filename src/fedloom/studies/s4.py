@@ -84,10 +84,7 @@ def _nodes(ask: Ask) -> tuple[int, int]:
 
 def _mean(runs: Sequence[Result], column: str, digits: int = 3) -> str:
     """The last score, mean and (of several) spread over seeds."""
-    if not runs:
-        return "diverged"
-    values = [float(r.evaluations[column].iloc[-1]) for r in runs]
-    return spread(values, digits)
+    return spread([float(r.evaluations[column].iloc[-1]) for r in runs], digits)
 
 
 def _over(runs: Sequence[Result], column: str, digits: int) -> str:
