@@ -73,6 +73,9 @@ def test_another_set_has_labels_where_its_classes_are_those_of_the_run(in_tmp):
         public_set("large.npz", federation)
     with pytest.raises(FedloomError, match="more images than there are"):
         public_set("ten.npz:99999", federation)
+    np.savez("same.npz", x=digits.x, y=digits.y, x_test=digits.x_test, y_test=digits.y_test)
+    with pytest.raises(FedloomError, match="all that the clients train on"):
+        public_set("same.npz:50", federation)
 
 
 def test_a_run_says_what_was_public(quick):

@@ -120,12 +120,12 @@ def _of_clients(federation: Federation) -> PublicSet:
 
 
 def _of_another(wish: Wish, dataset: Dataset, seed: int) -> PublicSet:
-    if wish.source == dataset.name:
+    other = None if wish.source == dataset.name else load(wish.source)
+    if other is None or np.array_equal(other.x, dataset.x):
         raise FedloomError(
             f"public={wish.source} would show the server all that the clients train on. Set a part "
             "of it aside with public=share:0.01, or give another data set or file."
         )
-    other = load(wish.source)
     if other.shape != dataset.shape or other.x.dtype != dataset.x.dtype:
         raise FedloomError(
             f"The public set '{wish.source}' has images of {other.shape} {other.x.dtype}, "
