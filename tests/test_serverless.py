@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import networkx
 import numpy as np
@@ -326,6 +327,37 @@ def test_ahp_is_the_source_formula_and_near_the_eigenvector():
     consistent = np.outer([4, 2, 1], 1 / np.array([4, 2, 1]))
     assert criteria_weights(consistent) == pytest.approx([4 / 7, 2 / 7, 1 / 7])
     assert criteria_weights(consistent) == pytest.approx(AHP(matrix=consistent)())
+    between = np.outer([2.25, 1.5, 1], 1 / np.array([2.25, 1.5, 1]))  # not on Saaty's scale
+    assert criteria_weights(between) == pytest.approx(np.array([2.25, 1.5, 1]) / 4.75)
+
+
+def test_a_run_does_not_go_on_with_other_contacts(quick):
+    settings = {"topology": "edges:e.csv", "out": "a", "participation": 1.0}
+    Path("e.csv").write_text("0,1\n2,3\n")
+    quick("wafl", rounds=1, **settings)
+    quick("wafl", rounds=2, resume=True, **settings)
+    Path("e.csv").write_text("0,1\n2,4\n")
+    with pytest.raises(FedloomError, match="other contacts"):
+        quick("wafl", rounds=3, resume=True, **settings)
+
+
+def test_among_nodes_everybody_takes_part_unless_told_otherwise(in_tmp):
+    settings = {"clients": 6, "partition": "iid", "rounds": 1, "topology": "ring"}
+    assert fedloom.run("fedprox", **settings).records[0]["participants"] == list(range(6))
+    fewer = fedloom.run("fedprox", **settings, participation=0.5)
+    assert len(fewer.records[0]["participants"]) == 3
+
+
+def test_nodes_that_tell_nothing_are_refused_and_leave_nothing_behind(in_tmp):
+    settings = {"clients": 6, "partition": "iid", "rounds": 1, "topology": "ring", "out": "a"}
+    with pytest.raises(FedloomError, match="nothing to tell"):
+        fedloom.run("wafl:private=all", **settings)
+    Path("e.csv").write_text("0,99\n")
+    with pytest.raises(FedloomError, match="node 99"):
+        fedloom.run("wafl", **{**settings, "topology": "edges:e.csv"})
+    assert not Path("a").exists()
+    with pytest.warns(UserWarning, match="test_share=0"):
+        fedloom.run("feddom:neighbours=none", **settings, test_share=0)
 
 
 @pytest.mark.parametrize(

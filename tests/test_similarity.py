@@ -237,8 +237,77 @@ def test_networks_of_different_make_are_compared_by_named_layers():
         similarity(small, large, IMAGES)
     found = similarity(small, large, IMAGES, layers=["hidden.0"], layers_b=["hidden.1"])
     assert 0 < found < 1
-    with pytest.raises(FedloomError, match="different numbers"):
+    with pytest.raises(FedloomError, match="different shapes"):
         similarity(small, large, measure="cosine")
+    with pytest.raises(FedloomError, match="different shapes"):  # as many, but of other layers
+        similarity(nn.Linear(6, 4, bias=False), nn.Linear(4, 6, bias=False), measure="cosine")
+
+
+@pytest.mark.parametrize("measure", ["cosine", "pearson"])
+def test_weights_of_chosen_layers(measure):
+    a, b = MLP((1, 6, 6), 4, (12,)), MLP((1, 6, 6), 4, (12,))
+    with torch.no_grad():
+        for p, q in zip(b.out.parameters(), a.out.parameters(), strict=True):
+            p.copy_(q)
+    assert similarity(a, b, measure=measure, layers=["out"]) == pytest.approx(1)
+    assert similarity(a, b, measure=measure) < 0.9
+    with pytest.raises(FedloomError, match="Unknown layer 'oat'"):
+        similarity(a, b, measure=measure, layers=["oat"])
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [CKA(), CKA(debiased=True), CKA("poly"), CKA("rbf"), CCA(), DCKA(), DCKA("rbf", True)],
+    ids=str,
+)
+@pytest.mark.parametrize("value", [0.1, 123.456, 0.0])
+def test_what_is_the_same_for_all_samples_is_like_nothing(measure, value):
+    same, other = torch.full((64, 10), value), torch.full((64, 7), value * 1.3)
+    live = torch.randn(64, 5)
+    inputs = torch.randn(64, 9)
+    for y in (same, other, live):
+        assert measure.between(same, y, inputs) == 0
+
+
+def test_a_network_that_answers_nan_spoils_only_its_own_comparisons():
+    nets = [MLP((1, 6, 6), 4, (12,)) for _ in range(3)]
+    nets[1].out.weight.data[0] = torch.nan
+    for measure in ("cka", "cca", "inner"):
+        found = similarity_matrix(nets, IMAGES, measure)
+        assert found[0, 2].isfinite()
+        assert found[0, 1].isnan()
+
+
+def test_layers_that_never_answer_are_left_out_unless_named():
+    net = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    x = torch.randn(16, 3, 8)
+    assert similarity(net, net, x) == pytest.approx(1)
+    with pytest.raises(FedloomError, match="took no part"):
+        similarity(net, net, x, layers=["self_attn.out_proj"])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"batch": 0}, "whole number"),
+        ({"batch": 2.5}, "whole number"),
+        ({"inputs": [[0.0]]}, "as a tensor"),
+        ({"inputs": torch.zeros(8, 5)}, "can't take inputs"),
+        ({"layers": "out"}, "list of names"),
+    ],
+)
+def test_wrong_questions_are_answered_in_a_sentence(options, why):
+    net = MLP((1, 6, 6), 4, (12,))
+    with pytest.raises(FedloomError, match=why):
+        similarity(net, net, **{"inputs": IMAGES, **options})
+
+
+def test_nothing_can_not_be_compared():
+    for measure in ("cka", "cosine"):
+        with pytest.raises(FedloomError, match="at least one network"):
+            similarity_matrix([], IMAGES, measure)
+    with pytest.raises(FedloomError, match="give a number"):
+        Polynomial(2, float("nan"))
 
 
 def test_convolutions_are_flattened_and_layers_used_twice_lie_side_by_side():

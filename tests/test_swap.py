@@ -355,3 +355,11 @@ def test_the_command_line_draws_swaps(quick, in_tmp):
     shown = CliRunner().invoke(app, ["show", "run", "--swaps", "swaps.png"])
     assert shown.exit_code == 0, shown.output
     assert (in_tmp / "swaps.png").exists()
+
+
+def test_a_run_that_fails_at_once_leaves_its_directory_free(in_tmp):
+    settings = {"clients": 4, "partition": "iid", "rounds": 2, "public": "noise:16", "out": "a"}
+    with pytest.raises(FedloomError, match="Unknown layer 'foo'"):
+        fedloom.run("fedswap:partner=min,layers=foo", **settings)
+    assert not (in_tmp / "a").exists()
+    assert len(fedloom.run("fedswap:partner=min,layers=out", **settings).rounds) == 2

@@ -90,6 +90,15 @@ def test_numbers_in_a_file_are_nodes_and_names_are_numbered_in_order(in_tmp):
     (in_tmp / "e.csv").write_text("# a,b\neve,bob\nbob,ann\n")
     (in_tmp / "t.csv").write_text("time,a,b\n0,eve,bob\n0,bob,ann\n")
     assert links("edges:e.csv", 3) == links("trace:t.csv", 3) == [[0, 1], [1, 2]]
+    (in_tmp / "e.csv").write_text("a,b\n0.0,2.0\n2.0,10.0\n")  # as tables are often saved
+    assert links("edges:e.csv", 11) == [[0, 2], [2, 10]]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_word(in_tmp):
+    (in_tmp / "e.csv").write_text("ann,bob\nann,cid\n", encoding="utf-8-sig")
+    assert links("edges:e.csv", 3) == [[0, 1], [0, 2]]
+    (in_tmp / "t.csv").write_text("0,0,1\n5,1,2\n", encoding="utf-8-sig")
+    assert links("trace:t.csv", 3) == [[0, 1]]
 
 
 @pytest.mark.parametrize("word", ["nan", "inf", "", "noon"])
@@ -120,12 +129,22 @@ def test_a_time_that_is_none_is_refused_with_its_line(in_tmp, word):
         ("edges:words.csv", "'x' in line 1 .* numbered from 0"),
         ("trace:nobody.csv", "'' in line 2"),
         ("watts-strogatz:20", "smaller"),
+        ("watts-strogatz:3", "even number, such as 4"),
+        ("edges:empty.csv", "no link"),
+        ("edges:minus.csv", "'-1' in line 1"),
+        ("edges:half.csv", "'1.5' in line 2"),
+        ("trace:far.csv", "rounds of every=1"),
+        ("waypoint,area=1e300", "area"),
+        ("waypoint,area=1,slowest=1e6,fastest=1e6", "crosses"),
     ],
 )
 def test_a_wrong_network_is_refused_in_a_sentence(in_tmp, text, why):
     (in_tmp / "empty.csv").write_text("")
     (in_tmp / "wide.csv").write_text("1,2,3,4\n")
     (in_tmp / "words.csv").write_text("0,x\n")
+    (in_tmp / "minus.csv").write_text("-1,-2\n")
+    (in_tmp / "half.csv").write_text("0,1\n1,1.5\n")
+    (in_tmp / "far.csv").write_text("0,0,1\n1e300,1,2\n")
     (in_tmp / "nobody.csv").write_text("0,a,b\n1,a,\n")
     with pytest.raises(FedloomError, match=why):
         links(text, 10)

@@ -7,6 +7,7 @@ number of workers and a resumed run is the uninterrupted one.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,6 +26,21 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
     True
     """
     return np.random.Generator(np.random.Philox(key=key(seed, *names)))
+
+
+def streams_of(seed: int, round: int) -> Callable[..., np.random.Generator]:
+    """The streams of a round, by purpose; with `round=0`, those that are the same in all rounds.
+
+    >>> draw = streams_of(0, 3)
+    >>> draw("graph", round=0).random() == streams_of(0, 4)("graph", round=0).random()
+    True
+    """
+    this = round
+
+    def draw(*purpose: str | int, round: int = this) -> np.random.Generator:
+        return stream(seed, *purpose, round)
+
+    return draw
 
 
 def torch_seed(seed: int, *names: str | int) -> int:

@@ -57,7 +57,13 @@ def run(
     experiment = _prepare(plan, plan.config, plan.options)
     with store.held():
         store.create(plan.config.dump(), overwrite=overwrite)
-        return _walk(experiment, store, watchers)
+        try:
+            return _walk(experiment, store, watchers)
+        except Diverged:
+            raise  # that is a result
+        except FedloomError:
+            store.drop_if_empty()  # the same command, mended, finds its directory free
+            raise
 
 
 def compare(
@@ -233,11 +239,12 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
     experiment = _prepare(plan, config, options)
     if done:
         tensors, about = store.checkpoint()
-        if about["fingerprint"] != experiment.about["fingerprint"]:
-            raise FedloomError(
-                f"'{store.path}' was started with other data than this, so it can't go on. Give it "
-                "the same data, or start a new run."
-            )
+        for key, what in (("fingerprint", "data"), ("network", "contacts")):
+            if about.get(key, experiment.about[key]) != experiment.about[key]:
+                raise FedloomError(
+                    f"'{store.path}' was started with other {what} than this, so it can't go on. "
+                    f"Give it the same {what}, or start a new run."
+                )
         experiment.state.restore(tensors)
     return _walk(experiment, store, watchers, done)
 

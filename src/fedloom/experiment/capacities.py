@@ -72,7 +72,7 @@ class Capacities:
     @staticmethod
     def _read(path: Path) -> Capacities:
         try:
-            with path.open(newline="", encoding="utf-8") as file:
+            with path.open(newline="", encoding="utf-8-sig") as file:
                 pairs = [(int(r["client"]), float(r["capacity"])) for r in csv.DictReader(file)]
         except FileNotFoundError:
             raise FedloomError(f"There is no file '{path}' with capacities.") from None

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.settings import Config
-from fedloom.methods.registry import MethodOptions, configure
+from fedloom.methods.registry import MethodOptions, configure, without_nones
 
 
 def make_config(
@@ -29,6 +29,9 @@ def make_config(
     layers = (method.defaults, _preset(method, settings.get("preset")), settings)
     given = merge(*(_grouped(layer, method) for layer in layers))
     params = given.pop("params")
+    given = without_nones(Config, given)
+    if given.get("topology") and not any("participation" in layer for layer in layers[1:]):
+        given["participation"] = 1.0  # among nodes, those that do not take part meet nobody
     for key in given:
         if key not in Config.model_fields:
             raise FedloomError(

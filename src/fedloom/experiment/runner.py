@@ -28,7 +28,7 @@ from fedloom.metrics.alike import mean_similarity
 from fedloom.metrics.cost import peak_memory, reset_peak_memory
 from fedloom.metrics.scores import client_scores, summarise
 from fedloom.mix import Gathering, Probe, Traffic
-from fedloom.streams import stream
+from fedloom.streams import stream, streams_of
 from fedloom.topology.report import meetings
 
 _SCORED_AT_ONCE = 64  # personal models composed in memory at a time
@@ -97,10 +97,7 @@ class Runner:
         started = time.perf_counter()
         x, config, method = self.experiment, self.experiment.config, self.experiment.method
         state, layout = x.state, x.layout
-
-        def names(*purpose: str | int, round: int = t) -> np.random.Generator:
-            return stream(config.seed, *purpose, round)
-
+        names = streams_of(config.seed, t)
         contacts = method.topology.contacts(t, config.clients, config.participants, names)
         clients = contacts.participants
         state.kept.forget(contacts.forgotten)

@@ -83,7 +83,10 @@ class Config(BaseModel):
 
     rounds: int = Field(50, ge=1, description="rounds of training")
     participation: float = Field(
-        0.2, gt=0, description="fraction of clients a round (up to 1), or their number (2 or more)"
+        0.2,
+        gt=0,
+        description="fraction of clients a round (up to 1), or their number (2 or more); with a "
+        "topology, all of them unless given",
     )
     epochs: int = Field(1, ge=1, description="local passes over the client's data per round")
     steps: int | None = Field(None, ge=1, description="local batches per round, in place of epochs")

@@ -31,6 +31,7 @@ from fedloom.models import Factory, build, choose
 from fedloom.models.exits import Exits
 from fedloom.models.norm import has_batch_norm, has_static_norm
 from fedloom.select import Channels, Whole
+from fedloom.streams import streams_of
 from fedloom.topology import Faults, Peers, network
 
 DEVICES = ("cpu", "cuda", "mps")
@@ -225,6 +226,7 @@ def prepare(
         "std": list(dataset.std),
         "unit": 255 if dataset.x.dtype == np.uint8 else 1,
         "fingerprint": _fingerprint(dataset),
+        "network": _first_contacts(config, method, layout),
         "kept": state.kept.columns.ranges,
         "public": None if public is None else public.note,
     }
@@ -258,6 +260,28 @@ def _classifiers(
             "counted class by class. Leave by_class out."
         )
     return (last,)
+
+
+def _first_contacts(config: Config, method: Method, layout: Layout) -> str:
+    """Let nodes meet once, so that what can't be is refused before anything runs; returns what
+    tells their network's file from another."""
+    if not isinstance(method.topology, Peers):
+        return ""
+    if not len(layout.columns(method.mix.part)):
+        raise FedloomError(
+            f"Nodes of this {config.method} keep the whole model to themselves, so they have "
+            "nothing to tell each other. Give a smaller part, or choose local."
+        )
+    if method.mix.validates and config.test_share == 0:
+        warnings.warn(
+            f"{config.method} weighs nodes by their accuracy on data held out, and test_share=0 "
+            "holds none out: all count alike in that.",
+            stacklevel=2,
+        )
+    where = method.topology
+    first = 1 + where.self_training
+    where.contacts(first, config.clients, config.participants, streams_of(config.seed, first))
+    return where.network.fingerprint
 
 
 def _fingerprint(dataset: Dataset) -> str:

@@ -111,6 +111,17 @@ class RunStore:
         self._parts.mkdir(exist_ok=True)
         self._replace(self.config_file, config.encode())
 
+    def drop_if_empty(self) -> None:
+        """Leave nothing behind of a run that came to no whole round."""
+        if self.rounds_file.exists() and self.rounds_file.stat().st_size:
+            return
+        for part in (self._parts, self._checkpoints):
+            shutil.rmtree(part, ignore_errors=True)
+        for file in (self.rounds_file, self.config_file, self.path / _LOCK):
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other files are in it
+            self.path.rmdir()
+
     def reconfigure(self, config: str) -> None:
         self._replace(self.config_file, config.encode())
 

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -71,13 +71,28 @@ def find(name: str) -> type[MethodOptions]:
     return known[name]
 
 
+def without_nones(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The word none, where it can only mean that there is nothing, as the value None."""
+    fields = cls.model_fields
+    return {
+        key: None
+        if value == "none" and key in fields and _may_be_none(fields[key].annotation)
+        else value
+        for key, value in values.items()
+    }
+
+
+def _may_be_none(annotation: Any) -> bool:
+    return type(None) in get_args(annotation)
+
+
 def configure(cls: type[MethodOptions], options: Mapping[str, Any]) -> MethodOptions:
     """The method with these options; a wrong one is refused in a sentence."""
     for option in options:
         if option not in cls.model_fields:
             raise unknown(f"option of method {cls.name}", option, cls.model_fields)
     try:
-        return cls(**options)
+        return cls(**without_nones(cls, options))
     except ValidationError as e:
         first = e.errors()[0]
         raise FedloomError(

@@ -41,14 +41,16 @@ def criteria_weights(pairwise: Sequence[Sequence[float]]) -> np.ndarray:
     if matrix.shape != (3, 3):
         raise FedloomError(
             "The pairwise matrix must be 3×3: accuracy, data size and score, such as "
-            "[[1, 2, 3], [1/2, 1, 2], [1/3, 1/2, 1]] (as decimal numbers)."
+            "[[1, 2, 3], [0.5, 1, 2], [0.3333, 0.5, 1]]."
         )
     if not ((matrix > 0).all() and np.allclose(matrix * matrix.T, 1, atol=0.02)):
         raise FedloomError(
             f"The pairwise matrix {matrix.round(3).tolist()} is not one: all values must be above "
             "0, ones on the diagonal, and each value 1 divided by the one across the diagonal."
         )
-    ratio = float(AHP(matrix=matrix).get_cr())
+    judged = AHP(matrix=np.ones((3, 3)))
+    judged.matrix = matrix  # given above, it would have to be in whole numbers from 1 to 9
+    ratio = float(judged.get_cr())
     if ratio >= CONSISTENT:
         raise FedloomError(
             f"The pairwise matrix contradicts itself: its consistency ratio is {ratio:.2f} and "

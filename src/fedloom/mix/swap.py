@@ -257,5 +257,5 @@ def _report(clients: np.ndarray, exchange: Exchange) -> dict[str, Any]:
         report["comparisons"] = exchange.comparisons
         if len(named) <= MOST_REPORTED:
             above = exchange.similarity[np.triu_indices(len(named), 1)]
-            report["similarity"] = [float(f"{value:.4g}") for value in above]
+            report["similarity"] = [float(f"{value:.9g}") for value in above]
     return report

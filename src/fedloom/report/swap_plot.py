@@ -103,7 +103,10 @@ def _who(axis: Axes, swaps: pd.DataFrame, main: pd.Series, classes: Sequence[str
     axis.set_yticks(middles, names, fontsize=8)
     axis.set_title("who swapped with whom", fontsize=10)
     axis.set(xlabel="clients by main class")
-    axis.figure.colorbar(image, ax=axis, shrink=0.8, label="times")
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(integer=True)
+    axis.figure.colorbar(image, ax=axis, shrink=0.8, label="times", ticks=ticks)
 
 
 def _class_lines(axis: Axes, main: pd.Series, colour: str) -> None:
@@ -127,6 +130,8 @@ def _over_rounds(
     swapped = swaps.groupby("round")["similarity"].mean().reindex(rounds)
     lines = {"all pairs": every, "same main class": akin, "swapped pairs": swapped.tolist()}
     for (label, line), colour in zip(lines.items(), COLOURS, strict=False):
+        if np.isnan(line).all():  # no two have the same main class
+            continue
         axis.plot(rounds, line, marker=".", color=colour, label=label)
     axis.set(ylabel="mean similarity")
     axis.legend(fontsize=8)

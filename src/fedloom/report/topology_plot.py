@@ -14,7 +14,7 @@ import numpy as np
 
 from fedloom.errors import FedloomError
 from fedloom.report.plots import COLOURS, check_picture, new_figure, save
-from fedloom.streams import stream
+from fedloom.streams import streams_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,7 +89,7 @@ def _frame(axis: Axes, report: ContactReport, network: Network, seed: int, t: in
     from matplotlib.collections import LineCollection
 
     contacts = report.rounds[t - 1]
-    places = network.positions(t, report.nodes, lambda *names, round=t: stream(seed, *names, round))
+    places = network.positions(t, report.nodes, streams_of(seed, t))
     edges = np.empty((0, 2), dtype=np.int64) if contacts.edges is None else contacts.edges
     strength = float(np.clip(40 / max(len(edges), 1), 0.08, 0.8))
     lines = LineCollection(list(places[edges]), colors=COLOURS[0], linewidths=0.8, alpha=strength)

@@ -33,7 +33,8 @@ def layers_of(module: nn.Module) -> tuple[str, ...]:
 def activations(
     module: nn.Module, inputs: Tensor, layers: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """What each layer answers to the inputs, flattened to samples × features.
+    """What each layer answers to the inputs, flattened to samples × features: those named, or all
+    with weights that answer at all.
 
     The module is put in evaluation mode for this, and nothing of it changes. A layer that is used
     several times gives its answers side by side.
@@ -41,7 +42,16 @@ def activations(
     names = layers_of(module) if layers is None else tuple(layers)
     caught: dict[str, list[Tensor]] = {name: [] for name in names}
     with _evaluating(module), _hooked(module, caught), torch.no_grad():
-        module(inputs.to(_device(module, inputs)))
+        try:
+            module(inputs.to(_device(module, inputs)))
+        except (RuntimeError, ValueError, TypeError) as e:
+            reason = str(e).splitlines()[0]
+            raise FedloomError(
+                f"{type(module).__name__} can't take inputs of shape {tuple(inputs.shape)}: "
+                f"{reason}."
+            ) from e
+    if layers is None:
+        caught = {name: answers for name, answers in caught.items() if answers}
     out = {}
     for name, answers in caught.items():
         if not answers:

@@ -6,6 +6,7 @@ n samples cost an n × n matrix.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ class Polynomial(Kernel):
     def __post_init__(self) -> None:
         if self.degree < 1:
             raise FedloomError(f"A polynomial kernel of degree {self.degree}: give 1 or more.")
+        if not math.isfinite(self.c):
+            raise FedloomError(f"A polynomial kernel with c = {self.c}: give a number.")
 
     def __call__(self, gram: Tensor) -> Tensor:
         return (gram + self.c) ** self.degree

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.similarity.kernels import Kernel, Linear
+from fedloom.similarity.kernels import Kernel, Linear, kernel_named
+
+_ROUNDING = 1e-12  # relative differences that rounding may leave of none, in double precision
 
 
 class Measure(ABC):
@@ -53,6 +55,10 @@ class Measure(ABC):
                 f"{type(self).__name__} takes out what the raw inputs have in common: give them as "
                 "inputs=..."
             )
+        if inputs is not None and len(inputs) != len(x):
+            raise FedloomError(
+                f"{len(inputs)} inputs can't have given representations of {len(x)} samples."
+            )
         known = None if inputs is None else self.confounder(inputs)
         vectors = torch.stack([self.signature(x, known), self.signature(y, known)])
         return float(self.scale(vectors @ vectors.T)[0, 1])
@@ -76,9 +82,13 @@ class CCA(Measure):
     """
 
     def signature(self, x: Tensor, confounder: Tensor | None = None) -> Tensor:
-        values = _flat(x)
-        values = values - values.mean(0)
+        given = _flat(x)
+        values = given - given.mean(0)
         n, p = values.shape
+        if not values.isfinite().all():
+            return values.new_full((n * n,), torch.nan)
+        if values.abs().max() <= _ROUNDING * given.abs().max():  # the same for all samples
+            return values.new_zeros(n * n)
         if p <= n:
             basis, sizes, _ = torch.linalg.svd(values, full_matrices=False)
         else:
@@ -107,15 +117,26 @@ class HSIC(Measure):
     def least(self) -> int:
         return 4 if self.debiased else 2
 
-    def signature(self, x: Tensor, confounder: Tensor | None = None) -> Tensor:
-        return self._centred(self.kernel(gram(x)))
+    def __post_init__(self) -> None:
+        if isinstance(self.kernel, str):
+            object.__setattr__(self, "kernel", kernel_named(self.kernel))
 
-    def _centred(self, k: Tensor) -> Tensor:
-        n = len(k)
+    def signature(self, x: Tensor, confounder: Tensor | None = None) -> Tensor:
+        n, inner = len(x), gram(x)
         if n < self.least:
             raise FedloomError(
                 f"{n} samples are too few for {type(self).__name__}: give {self.least} or more."
             )
+        if inner.max() - inner.min() <= _ROUNDING * inner.abs().max():
+            # The same for all samples. Centred, it would be what rounding left, of any direction.
+            return inner.new_zeros(n * n)
+        return self._centred(self._kernel(inner, confounder))
+
+    def _kernel(self, inner: Tensor, confounder: Tensor | None) -> Tensor:
+        return self.kernel(inner)
+
+    def _centred(self, k: Tensor) -> Tensor:
+        n = len(k)
         if not self.debiased:
             k = k - k.mean(0) - k.mean(1, keepdim=True) + k.mean()
             return k.flatten() / (n - 1)
@@ -144,9 +165,9 @@ class DCKA(CKA):
     def confounder(self, inputs: Tensor) -> Tensor | None:
         return self.kernel(gram(inputs))
 
-    def signature(self, x: Tensor, confounder: Tensor | None = None) -> Tensor:
+    def _kernel(self, inner: Tensor, confounder: Tensor | None) -> Tensor:
         assert confounder is not None
-        return self._centred(deconfounded(self.kernel(gram(x)), confounder))
+        return deconfounded(self.kernel(inner), confounder)
 
 
 class _OnWeights(Measure):
@@ -186,7 +207,7 @@ MEASURES: dict[str, type[Measure]] = {
 }
 
 
-def measure_named(name: str, kernel: Kernel | None = None, debiased: bool = False) -> Measure:
+def measure_named(name: str, kernel: Kernel | str | None = None, debiased: bool = False) -> Measure:
     """A measure by name, with a kernel and an estimator where it has them.
 
     >>> measure_named("cka", debiased=True)
@@ -195,6 +216,8 @@ def measure_named(name: str, kernel: Kernel | None = None, debiased: bool = Fals
     if name not in MEASURES:
         raise unknown("similarity", name, MEASURES)
     cls = MEASURES[name]
+    if isinstance(kernel, str):
+        kernel = kernel_named(kernel)
     if issubclass(cls, HSIC):
         return cls(kernel or Linear(), debiased)
     if kernel not in (None, Linear()) or debiased:

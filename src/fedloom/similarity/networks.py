@@ -8,11 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import FedloomError
-from fedloom.similarity.activations import activations, layers_of
+from fedloom.errors import FedloomError, unknown
+from fedloom.similarity.activations import activations
 from fedloom.similarity.measures import Measure, measure_named
 
 BATCH = 256  # inputs looked at together
+_NOTHING = "Give at least one network, and one layer of it with something to compare."
 
 
 class Models(Protocol):
@@ -34,9 +35,10 @@ def similarity(
 ) -> float:
     """How alike two networks are on these inputs; on their weights for `cosine` and `pearson`.
 
-    `layers` names the layers of both; networks of different make need those of the second too, in
-    the corresponding order. Layers may differ in width. More inputs than `batch` are taken in
-    mini-batches, over which the unscaled measure is averaged.
+    `layers` names the layers of both (all with weights, unless given); networks of different make
+    need those of the second too, in the corresponding order. Layers may differ in width, but not
+    where weights are compared. More inputs than `batch` are taken in mini-batches, over which the
+    unscaled measure is averaged.
 
     >>> net = nn.Linear(4, 3)
     >>> round(similarity(net, net, torch.randn(8, 4), layers=[""]), 6)
@@ -68,6 +70,8 @@ def similarity_matrix(
 def weight_matrix(rows: Tensor, measure: str | Measure = "cosine") -> Tensor:
     """The same for flat models, one in each row, on their weights."""
     chosen = measure_named(measure) if isinstance(measure, str) else measure
+    if not len(rows):
+        raise FedloomError(_NOTHING)
     if not chosen.on_weights:
         raise FedloomError(
             f"{type(chosen).__name__} compares what networks answer to inputs: use "
@@ -85,25 +89,26 @@ def _matrix(
     batch: int,
 ) -> Tensor:
     chosen = measure_named(measure) if isinstance(measure, str) else measure
+    if not len(layers):
+        raise FedloomError(_NOTHING)
+    if any(isinstance(given, str) for given in layers):
+        raise FedloomError("Give layers as a list of names, such as layers=['conv1', 'fc'].")
     if chosen.on_weights:
-        flat = [_weights(model) for model in models]
-        if len({len(row) for row in flat}) > 1:
-            raise FedloomError(
-                f"{type(chosen).__name__} compares weights one by one, and these networks have "
-                "different numbers of them: use a measure on activations, such as cka."
-            )
-        return weight_matrix(torch.stack(flat), chosen)
-    if inputs is None:
+        return weight_matrix(_all_weights(models, layers, chosen), chosen)
+    if not isinstance(inputs, Tensor):
         raise FedloomError(
-            f"{type(chosen).__name__} compares what networks answer to inputs: give a batch."
+            f"{type(chosen).__name__} compares what networks answer to inputs: give a batch, as a "
+            "tensor."
         )
+    if not isinstance(batch, int) or batch < 1:
+        raise FedloomError(f"batch={batch} is not valid: give a whole number from 1 up.")
     pieces = torch.tensor_split(inputs, max(-(-len(inputs) // batch), 1))
     if min(map(len, pieces)) < chosen.least:
         raise FedloomError(
             f"{type(chosen).__name__} needs {chosen.least} samples or more in a mini-batch; "
             f"{len(inputs)} inputs in batches of {batch} leave {min(map(len, pieces))}."
         )
-    names = _corresponding(models, layers)
+    names = _corresponding(models, layers, inputs[: chosen.least])
     depth = len(names[0])
     total = torch.zeros((depth, len(names), len(names)), dtype=torch.float64)
     for piece in pieces:
@@ -121,15 +126,16 @@ def _matrix(
 
 
 def _corresponding(
-    models: Models | Sequence[nn.Module], layers: Sequence[Sequence[str] | None]
+    models: Models | Sequence[nn.Module], layers: Sequence[Sequence[str] | None], inputs: Tensor
 ) -> list[tuple[str, ...]]:
+    """The layers of every network that are compared: those named, or all that answer."""
     names = [
-        layers_of(model) if given is None else tuple(given)
+        tuple(activations(model, inputs)) if given is None else tuple(given)
         for model, given in zip(models, layers, strict=True)
     ]
     depths = sorted({len(n) for n in names})
-    if not names or depths[0] == 0:
-        raise FedloomError("Give at least one network and one layer to compare.")
+    if depths[0] == 0:
+        raise FedloomError(_NOTHING)
     if len(depths) > 1:
         raise FedloomError(
             f"These networks have {depths[0]} and {depths[-1]} layers, so it is not clear which "
@@ -138,8 +144,30 @@ def _corresponding(
     return names
 
 
-def _weights(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1).cpu() for p in model.parameters()])
+def _all_weights(
+    models: Models | Sequence[nn.Module],
+    layers: Sequence[Sequence[str] | None],
+    measure: Measure,
+) -> Tensor:
+    """The weights of each network, or of the layers named, in a row."""
+    rows, shapes = list[Tensor](), set[tuple[torch.Size, ...]]()
+    for model, names in zip(models, layers, strict=True):
+        parts = dict(model.named_modules())
+        for name in names or ():
+            if name not in parts:
+                raise unknown("layer", name, (n for n in parts if n))
+        chosen = [model] if names is None else [parts[name] for name in names]
+        found = [p.detach() for part in chosen for p in part.parameters()]
+        if not found:
+            raise FedloomError(_NOTHING)
+        shapes.add(tuple(p.shape for p in found))
+        rows.append(torch.cat([p.reshape(-1).cpu() for p in found]))
+    if len(shapes) > 1:
+        raise FedloomError(
+            f"{type(measure).__name__} compares weights one by one, and these networks have "
+            "weights of different shapes: use a measure on activations, such as cka."
+        )
+    return torch.stack(rows)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

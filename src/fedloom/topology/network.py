@@ -7,6 +7,8 @@ options are the fields of its class. What is random about a fixed graph is drawn
 from __future__ import annotations
 
 import csv
+import math
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +42,11 @@ class Network(Described):
         """Where to draw each node at the end of the round: on a circle, unless it has a place."""
         angle = 2 * np.pi * np.arange(nodes) / nodes
         return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells that a file which it reads is not the same any more."""
+        return ""
 
     @property
     def frame(self) -> tuple[float, float]:
@@ -143,6 +150,11 @@ class WattsStrogatz(Network):
     def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
         import networkx
 
+        if self.near % 2:
+            raise FedloomError(
+                f"watts-strogatz:{self.near} gives each node as many neighbours on one side of the "
+                f"ring as on the other: give an even number, such as {self.near + 1}."
+            )
         if self.near >= nodes:
             raise FedloomError(
                 f"watts-strogatz:{self.near} needs more than {self.near} nodes, and there are "
@@ -153,13 +165,24 @@ class WattsStrogatz(Network):
         return pairs(np.array(graph.edges, dtype=np.int64).reshape(-1, 2), nodes)
 
 
-class EdgeList(Network):
+class FromFile(Network):
+    """A network that stands in a file."""
+
+    argument = "file"
+
+    file: str
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{zlib.crc32(Path(self.file).read_bytes()):08x}"
+
+
+class EdgeList(FromFile):
     """Links read from a CSV file: two nodes in a line (see `numbered`). A heading above numbers is
     skipped; among names it can't be told from a link, so there it must begin with #."""
 
     name = "edges"
     about = "links from a CSV file: node,node"
-    argument = "file"
 
     file: str = Field(description="CSV file with two nodes in a line")
 
@@ -172,8 +195,11 @@ class EdgeList(Network):
 @lru_cache(maxsize=8)
 def _edge_list(file: str, stamp: int) -> np.ndarray:
     rows = table(file, 2, "two nodes")
-    if rows and not any(map(_is_node, rows[0][1])) and any(_is_node(a) for _, (a, _) in rows):
-        rows = rows[1:]
+    numbers = [_number(word) is not None for _, row in rows for word in row]
+    if any(numbers) and not any(numbers[:2]):
+        rows = rows[1:]  # a heading
+    if not rows:
+        raise FedloomError(f"'{file}' holds no link. Each line holds two nodes.")
     return numbered(file, rows)
 
 
@@ -186,7 +212,7 @@ def stamped(file: str) -> tuple[str, int]:
 def table(file: str, columns: int, what: str) -> list[tuple[int, list[str]]]:
     """The lines of a CSV file with their numbers, without comments."""
     try:
-        with Path(file).open(newline="", encoding="utf-8") as text:
+        with Path(file).open(newline="", encoding="utf-8-sig") as text:
             lines = csv.reader(text)
             rows = [(lines.line_num, [word.strip() for word in row]) for row in lines if row]
     except FileNotFoundError:
@@ -204,17 +230,19 @@ def table(file: str, columns: int, what: str) -> list[tuple[int, list[str]]]:
 
 def numbered(file: str, rows: Sequence[tuple[int, Sequence[str]]]) -> np.ndarray:
     """The pairs of nodes in the lines of a file as numbers: numbers are the nodes', counted from 0;
-    names are numbered in their order.
+    names are numbered in alphabetical order.
 
-    >>> numbered("f", [(1, ["3", "0"])]).tolist(), numbered("f", [(1, ["cid", "ann"])]).tolist()
+    >>> numbered("f", [(1, ["3", "0.0"])]).tolist(), numbered("f", [(1, ["cid", "ann"])]).tolist()
     ([[3, 0]], [[1, 0]])
     """
     words = sorted({word for _, row in rows for word in row})
-    numbers = [word for word in words if _is_node(word)]
-    number = {word: int(word) for word in numbers} or {word: i for i, word in enumerate(words)}
+    found = {word: value for word in words if (value := _number(word)) is not None}
+    number = {word: int(value) for word, value in found.items() if _counts(value)}
+    if not found:
+        number = {word: i for i, word in enumerate(words) if word}
     for line, row in rows:
         for word in row:
-            if not word or word not in number:
+            if word not in number:
                 raise FedloomError(
                     f"'{word}' in line {line} of '{file}' is not a node: they are numbered from 0, "
                     "or all have names."
@@ -233,8 +261,16 @@ def enough(file: str, links: np.ndarray, nodes: int) -> None:
         )
 
 
-def _is_node(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) < 10
+def _counts(value: float) -> bool:
+    return 0 <= value < 10**9 and value == int(value)
+
+
+def _number(word: str) -> float | None:
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 _Kind = TypeVar("_Kind", bound=Described)

@@ -47,15 +47,12 @@ class ContactReport:
     @staticmethod
     def of(topology: Topology, nodes: int, rounds: int, seed: int = 0) -> ContactReport:
         """What a run of these settings would see."""
-        from fedloom.streams import stream
+        from fedloom.streams import streams_of
 
-        def contacts(t: int) -> Contacts:
-            def draw(*purpose: str | int, round: int = t) -> np.random.Generator:
-                return stream(seed, *purpose, round)
-
-            return topology.contacts(t, nodes, nodes, draw)
-
-        return ContactReport(nodes, [contacts(t) for t in range(1, rounds + 1)])
+        return ContactReport(
+            nodes,
+            [topology.contacts(t, nodes, nodes, streams_of(seed, t)) for t in range(1, rounds + 1)],
+        )
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -9,16 +9,17 @@ from pydantic import Field
 
 from fedloom.errors import FedloomError
 from fedloom.topology.base import Stream
-from fedloom.topology.network import Network, enough, numbered, pairs, stamped, table
+from fedloom.topology.network import FromFile, enough, numbered, pairs, stamped, table
+
+_MOST_WINDOWS = 2**53  # beyond it, numbers of rounds would be rounded
 
 
-class Trace(Network):
+class Trace(FromFile):
     """Round t sees the contacts of the t-th window of `every` units of time, counted from the first
     contact; when the trace has ended it begins again. Nodes are as in `numbered`."""
 
     name = "trace"
     about = "contacts from a CSV file: time,node,node"
-    argument = "file"
 
     file: str = Field(description="CSV file with a time and two nodes in a line")
     every: float = Field(1, gt=0, description="time that a round takes, in the file's unit")
@@ -49,6 +50,12 @@ def _contacts(file: str, stamp: int, every: float) -> tuple[np.ndarray, np.ndarr
             )
         times[i] = time
     links = numbered(file, [(line, row[1:]) for line, row in rows])
+    last = (times.max() - times.min()) / every
+    if not last < _MOST_WINDOWS:
+        raise FedloomError(
+            f"The times in '{file}' are {last:.3g} rounds of every={every:g} apart. Give the time "
+            "that a round takes in the file's unit."
+        )
     windows = ((times - times.min()) // every).astype(np.int64)
     order = np.argsort(windows, kind="stable")
     return windows[order], links[order]

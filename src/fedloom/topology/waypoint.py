@@ -15,6 +15,7 @@ from fedloom.topology.base import Stream
 from fedloom.topology.network import Network, pairs
 
 _LEGS = 16  # ways from one place to the next that are drawn together
+_MOST_CROSSINGS = 100  # of the area in a step
 
 
 class Waypoint(Network):
@@ -23,8 +24,8 @@ class Waypoint(Network):
     name = "waypoint"
     about = "moving nodes that meet in range (random waypoint)"
 
-    area: float = Field(1000, gt=0, description="side of the square that nodes move in")
-    range: float = Field(100, gt=0, description="distance at which two nodes can talk")
+    area: float = Field(1000, gt=0, le=1e12, description="side of the square that nodes move in")
+    range: float = Field(100, gt=0, le=1e13, description="distance at which two nodes can talk")
     slowest: float = Field(3, gt=0, description="lowest speed, in distance per step")
     fastest: float = Field(7, gt=0, description="highest speed, in distance per step")
     pause: float = Field(10, ge=0, description="steps that a node rests where it arrives")
@@ -35,6 +36,11 @@ class Waypoint(Network):
         if self.slowest > self.fastest:
             raise FedloomError(
                 f"slowest={self.slowest:g} is faster than fastest={self.fastest:g}. Swap them."
+            )
+        if self.fastest > _MOST_CROSSINGS * self.area:
+            raise FedloomError(
+                f"fastest={self.fastest:g} crosses an area of {self.area:g} more than "
+                f"{_MOST_CROSSINGS} times in a step. Give lower speeds, or a larger area."
             )
         return self
 
