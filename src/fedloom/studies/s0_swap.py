@@ -30,7 +30,7 @@ from fedloom.experiment.study import (
 SIZES = {
     "mnist": ("mlp", 20, 100, 20, 256),
     "fashion-mnist": ("mlp", 20, 100, 20, 256),
-    "cifar10": ("lenet", 10, 60, 25, 128),
+    "cifar10": ("lenet", 10, 40, 25, 128),
     "digits": ("mlp", 10, 40, 5, 64),
 }
 QUICK = 20  # rounds
