@@ -17,6 +17,7 @@ import yaml
 from torch import nn
 
 import fedloom
+from fedloom.data.catalog import load
 from fedloom.errors import FedloomError
 from fedloom.experiment.store import RunStore
 from fedloom.report.terminal import print_result
@@ -367,3 +368,21 @@ def test_normalised_images_score_as_in_the_run(quick):
     assert right.mean() == pytest.approx(result.summary["test_accuracy"])
     with pytest.raises(FedloomError, match="shape"):
         result.normalise(images[:, :, 1:])
+
+
+def test_static_norms_of_a_shared_model_are_measured_on_everybodys_data(quick):
+    """Scored with the statistics of one client's two classes, it would be much worse."""
+    result = quick(
+        "fedavg", model="conv4", model_options={"channels": [4, 4, 8, 8], "norm": "static"},
+        partition="classes:2", clients=10, rounds=2, participation=1.0, lr=0.1,
+    )  # fmt: skip
+    digits = load("digits")
+    model = result.model()
+    with torch.no_grad():
+        right = model(result.normalise(digits.x_test)).argmax(1).numpy() == digits.y_test
+    assert right.mean() == pytest.approx(result.summary["test_accuracy"], abs=1e-9)
+    everybody = model.state_dict()
+    one = result.model(client=0).state_dict()
+    moved = [k for k in one if not torch.equal(one[k], everybody[k])]
+    assert moved
+    assert all("running" in k or "tracked" in k for k in moved)

@@ -8,6 +8,7 @@ training client has (S1 §4.1).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from math import comb
 
@@ -24,6 +25,7 @@ from fedloom.streams import stream
 
 IntArray = npt.NDArray[np.int64]
 
+_MEASURED_BY = 1000  # most clients whose data measure the norms of a shared model
 PARTS = ("all", "train", "test", "train-support", "train-query", "test-support", "test-query")
 
 
@@ -66,6 +68,29 @@ class Federation:
             return held
         order = stream(self.seed, "split", client).permutation(len(held))
         return held[order[int(start) : int(stop)]]
+
+    def some_clients(self, purpose: str, most: int) -> IntArray:
+        """All training clients, or a fixed random choice of them."""
+        if self.n_clients <= most:
+            return np.arange(self.n_clients)
+        drawn = stream(self.seed, purpose).choice(self.n_clients, size=most, replace=False)
+        return np.sort(drawn)
+
+    @property
+    def everybody(self) -> IntArray:
+        """Those whose data stand for all data, where norms are measured."""
+        return self.some_clients("static-clients", _MEASURED_BY)
+
+    def calibration(self, clients: Iterable[int], most: int) -> IntArray:
+        """Training data of these clients (of newcomers: support), or `most` samples of it, to
+        measure static norms by."""
+        parts = [
+            self.indices(int(c), "train" if c < self.n_clients else "test-support") for c in clients
+        ]
+        pooled = np.concatenate(parts)
+        if len(pooled) > most:
+            pooled = stream(self.seed, "static-norm").permutation(pooled)[:most]
+        return pooled
 
     def size(self, client: int, part: str = "all") -> int:
         """The number of samples in the part, without drawing it."""

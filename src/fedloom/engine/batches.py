@@ -6,6 +6,7 @@ once a round; larger sets batch by batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch import Tensor
 from fedloom.data.dataset import Images
 from fedloom.errors import FedloomError, nearest
 from fedloom.local.rule import Batch
+
+SCORE_BATCH = 256  # samples that are scored together
 
 _AT_ONCE = 128 * 2**20  # values of one client that are read at once
 
@@ -110,6 +113,11 @@ class Source:
         values = flat.to(torch.float32)
         values = values * self._scale if values is flat else values.mul_(self._scale)
         return self.images(values.sub_(self._shift))
+
+    def batches(self, indices: np.ndarray) -> Iterator[Tensor]:
+        """Normalised images, a few hundred at a time."""
+        for at in range(0, len(indices), SCORE_BATCH):
+            yield self.batch(indices[at : at + SCORE_BATCH]).x
 
     def batch(self, indices: np.ndarray) -> Batch:
         x, y = self.take(indices)

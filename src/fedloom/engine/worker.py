@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.engine.base import Block, Done, Scored, Setting, Task
-from fedloom.engine.batches import Shelf, Source
+from fedloom.engine.batches import SCORE_BATCH, Shelf, Source
 from fedloom.engine.memory import keep_freed_memory
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.errors import FedloomError
@@ -25,12 +25,10 @@ from fedloom.layout import Layout
 from fedloom.local import Batch, LocalRule
 from fedloom.local.rule import Step
 from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
-from fedloom.models.norm import has_tracked_norm, measuring
+from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.select import Ask, Last, Public, Selection
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
-
-_SCORE_BATCH = 256
 
 
 class Diverged(FedloomError):
@@ -65,8 +63,8 @@ class Worker:
         self._narrower: dict[Hashable, Narrower] = {}
         module = setting.build()
         self._whole = self._settle(None, module, setting.layout)
-        convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
-        data, device, last = setting.dataset, setting.device, convolves and not stacks
+        data, device = setting.dataset, setting.device
+        last = not stacks and _likes_channels_last(module, bool((setting.capacities < 1).any()))
         self._train = Source(data.x, data.y, data.mean, data.std, device, last)
         self._test = Source(data.x_test, data.y_test, data.mean, data.std, device, last)
         self._pool: dict[str, np.ndarray] = {}
@@ -204,7 +202,8 @@ class Worker:
         resident = self._whole
         resident.load(row)
         if self.setting.static:
-            self._measure(resident, self._calibration(block.calibrate))
+            s = self.setting
+            self._measure(resident, s.federation.calibration(block.calibrate, s.static_samples))
         resident.module.eval()
         source = self.source(block)
         classes, groups = self.setting.dataset.n_classes, len(block.who)
@@ -212,13 +211,13 @@ class Worker:
         confusion = np.zeros(groups * classes * classes, dtype=np.int64)
         kept = []
         with torch.inference_mode(), self.setting.autocast():
-            for at in range(0, len(block.indices), _SCORE_BATCH):
-                batch = source.batch(block.indices[at : at + _SCORE_BATCH])
+            for at in range(0, len(block.indices), SCORE_BATCH):
+                batch = source.batch(block.indices[at : at + SCORE_BATCH])
                 logits = resident.module(batch.x).float()
                 cells, losses = cells_and_losses(logits, batch.y, classes)
                 if block.probabilities:
                     kept.append(logits.softmax(-1).double().cpu().numpy())
-                who = block.owner[at : at + _SCORE_BATCH]
+                who = block.owner[at : at + SCORE_BATCH]
                 cell = who * classes * classes + cells
                 confusion += np.bincount(cell, minlength=len(confusion))
                 loss += np.bincount(who, weights=losses, minlength=groups)
@@ -228,21 +227,8 @@ class Worker:
     def source(self, block: Block) -> Source:
         return self._test if block.common and len(self._test.y) else self._train
 
-    def _calibration(self, clients: tuple[int, ...]) -> np.ndarray:
-        """Training data of these clients (of newcomers: support) to measure static norms by."""
-        federation, most = self.setting.federation, self.setting.static_samples
-        known = federation.n_clients
-        parts = [federation.indices(c, "train" if c < known else "test-support") for c in clients]
-        pooled = np.concatenate(parts)
-        if len(pooled) > most:
-            pooled = stream(self.setting.seed, "static-norm").permutation(pooled)[:most]
-        return pooled
-
     def _measure(self, resident: Resident, indices: np.ndarray) -> None:
-        resident.module.train()
-        with measuring(resident.module), torch.no_grad():
-            for at in range(0, len(indices), _SCORE_BATCH):
-                resident.module(self._train.batch(indices[at : at + _SCORE_BATCH]).x)
+        settle(resident.module, self._train.batches(indices))
 
     def _functional_gradient(
         self, resident: Resident, rule: LocalRule, data: Mapping[str, Batch]
@@ -335,3 +321,18 @@ def cells_and_losses(logits: Tensor, y: Tensor, classes: int) -> tuple[np.ndarra
     """Per sample: its cell of the confusion matrix, and its loss."""
     losses = F.cross_entropy(logits, y, reduction="none").double().cpu().numpy()
     return (y * classes + logits.argmax(-1)).cpu().numpy(), losses
+
+
+def _likes_channels_last(module: nn.Module, narrowed: bool) -> bool:
+    """Whether images should lie in memory colour by colour of each pixel.
+
+    In that order, the gradient of a 1×1 convolution with a stride over 2 to 6 channels writes
+    beyond its memory in oneDNN as of torch 2.13 (AVX2), so models that may have one go without.
+    """
+    found = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
+    fragile = (
+        m
+        for m in found
+        if m.kernel_size == (1, 1) and max(m.stride) > 1 and (narrowed or m.in_channels < 8)
+    )
+    return bool(found) and next(fragile, None) is None

@@ -15,13 +15,14 @@ from fedloom.data.images import empty_like
 from fedloom.data.partition import Partition
 from fedloom.data.split import Federation
 from fedloom.engine import Serial, Setting, Task
+from fedloom.engine.batches import Source
 from fedloom.errors import FedloomError
 from fedloom.experiment.config import make_config
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.setup import placed
 from fedloom.experiment.state import State
 from fedloom.local import Optimiser
-from fedloom.models.norm import has_batch_norm, has_static_norm
+from fedloom.models.norm import has_batch_norm, has_static_norm, settle
 from fedloom.models.voting import Voting
 
 if TYPE_CHECKING:
@@ -83,10 +84,15 @@ def personal_model(
     weights = tensors["kept/weights"].numpy() if state.personal else np.empty(0)
     candidates = method.newcomer.candidates(state.shared, state.kept, weights)
     tried = [adapted(row) for row in candidates]
+    source = Source(dataset.x, dataset.y, dataset.mean, dataset.std, setting.device)
+
+    def ready(made: nn.Module, row: Tensor) -> nn.Module:
+        return settle(layout.load(made, row), source.batches(np.arange(len(dataset.y))))
+
     if method.newcomer.choice == "vote":
-        return Voting([layout.load(build(), row) for row in tried]).eval()
+        return Voting([ready(build(), row) for row in tried]).eval()
     losses = [float(engine.score(_ME, row.unsqueeze(0), "all").loss[0]) for row in tried]
-    return layout.load(module, tried[int(np.argmin(losses))]).eval()
+    return ready(module, tried[int(np.argmin(losses))])
 
 
 def _dataset(images: npt.ArrayLike, labels: npt.ArrayLike, about: dict[str, Any]) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.store import RunStore
 from fedloom.layout import Columns, Layout
 from fedloom.models import Factory, build
+from fedloom.models.norm import has_static_norm, settle
 from fedloom.population import Population
 
 if TYPE_CHECKING:
@@ -144,7 +146,33 @@ class Result:
                     f"model(client={int(kept.clients[0])})."
                 )
             row = row if client is None else kept.compose([client], row)[0]
-        return layout.load(module, row).eval()
+        layout.load(module, row)
+        if has_static_norm(module):
+            self._measure(module, client)
+        return module.eval()
+
+    def _measure(self, module: nn.Module, client: int | None) -> None:
+        """Static norms, which no checkpoint holds, as they were when the run was scored."""
+        import torch
+
+        from fedloom.engine.batches import Source
+        from fedloom.experiment.config import make_config
+        from fedloom.experiment.plugins import method_class
+        from fedloom.experiment.setup import load_dataset, make_federation
+
+        config, _ = make_config(self.config, method_class(self.config["method"]))
+        try:
+            federation = make_federation(config, load_dataset(config))
+        except FedloomError as e:
+            warnings.warn(
+                f"The statistics of this model's static norms can't be measured: {e} Measure them "
+                "on images of your own with fedloom.models.norm.settle(model, batches).",
+                stacklevel=3,
+            )
+            return
+        data, clients = federation.dataset, federation.everybody if client is None else [client]
+        source = Source(data.x, data.y, data.mean, data.std, torch.device("cpu"))
+        settle(module, source.batches(federation.calibration(clients, config.static_samples)))
 
     @property
     def public(self) -> str | None:

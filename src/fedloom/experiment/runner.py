@@ -247,12 +247,8 @@ class Runner:
 
     @cached_property
     def _scored_clients(self) -> np.ndarray:
-        config = self.experiment.config
-        everyone, most = config.clients, config.eval_clients
-        if everyone <= most:
-            return np.arange(everyone)
-        drawn = stream(config.seed, "scored-clients").choice(everyone, size=most, replace=False)
-        return np.sort(drawn)
+        x = self.experiment
+        return x.federation.some_clients("scored-clients", x.config.eval_clients)
 
     @cached_property
     def _newcomers(self) -> np.ndarray:
@@ -267,21 +263,21 @@ class Runner:
         x = self.experiment
         if not len(x.federation.global_test()):
             return None
-        who = clients if x.state.personal else clients[:1] if len(clients) else np.zeros(1, int)
-        if x.state.personal and len(who) > x.config.eval_common:
+        if not x.state.personal:
+            # Static norms of a shared model are measured on data of everybody.
+            everybody = x.federation.everybody
+            scored = x.engine.score_global(x.state.rows(everybody[:1]), everybody)
+            return _common(everybody[:1], scored)
+        who = clients
+        if len(who) > x.config.eval_common:
             drawn = stream(x.config.seed, "common-clients").permutation(who)
             who = np.sort(drawn[: x.config.eval_common])
         if not len(who):
             return None
-        accuracies, losses = [], []
-        for some in _chunks(who):
-            scored = x.engine.score_global(x.state.rows(some), some)
-            total = scored.confusion.sum((1, 2))
-            right = np.trace(scored.confusion, axis1=1, axis2=2)
-            accuracies.append(np.broadcast_to(right / total, len(some)))
-            losses.append(np.broadcast_to(scored.loss / total, len(some)))
-        accuracy, loss = np.concatenate(accuracies), np.concatenate(losses)
-        return pd.DataFrame({"client": who, "test_accuracy": accuracy, "test_loss": loss})
+        tables = [
+            _common(some, x.engine.score_global(x.state.rows(some), some)) for some in _chunks(who)
+        ]
+        return pd.concat(tables, ignore_index=True)
 
     def _score_clients(self, t: int, clients: np.ndarray) -> pd.DataFrame:
         """Everyone with a model of its own or the shared one; strangers by the newcomer rule."""
@@ -367,6 +363,16 @@ def _scatter(starts: Tensor, trained: Trained) -> Tensor:
             out[i] = starts[i]
             out[i, index] = row
     return out
+
+
+def _common(clients: np.ndarray, scored: Scored) -> pd.DataFrame:
+    """Accuracy and loss of these clients' models on the common test set, where they are one model
+    too."""
+    total = scored.confusion.sum((1, 2))
+    accuracy = np.trace(scored.confusion, axis1=1, axis2=2) / total
+    values = {"test_accuracy": accuracy, "test_loss": scored.loss / total}
+    each = {name: np.broadcast_to(v, len(clients)) for name, v in values.items()}
+    return pd.DataFrame({"client": clients, **each})
 
 
 def _chunks(clients: np.ndarray) -> Iterable[np.ndarray]:
