@@ -26,6 +26,7 @@ from fedloom.local import Batch, LocalRule
 from fedloom.local.rule import Step
 from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
 from fedloom.models.norm import has_tracked_norm, settle
+from fedloom.models.strided import tame_strides
 from fedloom.select import Ask, Last, Public, Selection
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
@@ -63,8 +64,8 @@ class Worker:
         self._narrower: dict[Hashable, Narrower] = {}
         module = setting.build()
         self._whole = self._settle(None, module, setting.layout)
-        data, device = setting.dataset, setting.device
-        last = not stacks and _likes_channels_last(module, bool((setting.capacities < 1).any()))
+        convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        data, device, last = setting.dataset, setting.device, convolves and not stacks
         self._train = Source(data.x, data.y, data.mean, data.std, device, last)
         self._test = Source(data.x_test, data.y_test, data.mean, data.std, device, last)
         self._pool: dict[str, np.ndarray] = {}
@@ -273,6 +274,7 @@ class Worker:
 
     def _settle(self, shape: Hashable, module: nn.Module, layout: Layout) -> Resident:
         data = self.setting.dataset
+        tame_strides(module)
         self._macs[shape] = training_macs(module, data.shape)
         self._saved[shape] = saved_bytes(module, data.shape)
         self._residents[shape] = Resident(module, layout, self.setting.device)
@@ -321,18 +323,3 @@ def cells_and_losses(logits: Tensor, y: Tensor, classes: int) -> tuple[np.ndarra
     """Per sample: its cell of the confusion matrix, and its loss."""
     losses = F.cross_entropy(logits, y, reduction="none").double().cpu().numpy()
     return (y * classes + logits.argmax(-1)).cpu().numpy(), losses
-
-
-def _likes_channels_last(module: nn.Module, narrowed: bool) -> bool:
-    """Whether images should lie in memory colour by colour of each pixel.
-
-    In that order, the gradient of a 1×1 convolution with a stride over 2 to 6 channels writes
-    beyond its memory in oneDNN as of torch 2.13 (AVX2), so models that may have one go without.
-    """
-    found = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
-    fragile = (
-        m
-        for m in found
-        if m.kernel_size == (1, 1) and max(m.stride) > 1 and (narrowed or m.in_channels < 8)
-    )
-    return bool(found) and next(fragile, None) is None
