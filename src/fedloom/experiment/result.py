@@ -124,7 +124,7 @@ class Result:
         """The trained model as a plain `nn.Module`: the shared one, or a client's own.
 
         It takes images as `normalise` makes them. A model of your own factory needs that factory
-        again.
+        again. Static norms are measured on the run's training data, as when it was scored.
         """
         if client is not None and not (
             isinstance(client, int) and 0 <= client < self.config["clients"]
