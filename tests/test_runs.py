@@ -386,3 +386,9 @@ def test_static_norms_of_a_shared_model_are_measured_on_everybodys_data(quick):
     moved = [k for k in one if not torch.equal(one[k], everybody[k])]
     assert moved
     assert all("running" in k or "tracked" in k for k in moved)
+    fewer = quick(
+        "fedavg", model="conv4", model_options={"channels": [4, 4, 8, 8], "norm": "static"},
+        partition="classes:2", clients=10, rounds=2, participation=1.0, lr=0.1, eval_clients=2,
+    ).clients  # fmt: skip
+    same = result.clients[result.clients["client"].isin(fewer["client"])].reset_index(drop=True)
+    assert fewer["accuracy"].tolist() == same["accuracy"].tolist()

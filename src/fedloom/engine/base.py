@@ -159,12 +159,15 @@ class Engine(ABC):
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         """Score every block, in their order."""
 
-    def score(self, clients: np.ndarray, rows: Tensor, part: str) -> Scored:
-        """Score each client's row on its data part; one expanded row is scored in one go."""
-        groups = [self.setting.federation.indices(int(c), part) for c in clients]
+    def score(self, clients: np.ndarray, rows: Tensor, part: str, shared: bool = False) -> Scored:
+        """Score each client's row on its data part; one expanded row is scored in one go. Static
+        norms are measured on the data of these clients, of a `shared` model on everybody's."""
+        federation = self.setting.federation
+        groups = [federation.indices(int(c), part) for c in clients]
         whole = tuple(int(c) for c in clients)
         if same_row(rows):
-            blocks = list(self._cut(0, False, groups, np.arange(len(groups)), whole))
+            by = tuple(int(c) for c in federation.everybody) if shared else whole
+            blocks = list(self._cut(0, False, groups, np.arange(len(groups)), by))
         else:
             blocks = [
                 block

@@ -302,7 +302,8 @@ class Runner:
     def _score_rows(self, t: int, clients: np.ndarray, rows: Tensor) -> pd.DataFrame:
         """Each client with its row, adapted first if the method says so."""
         x, adapt = self.experiment, self.experiment.method.adapt
-        table = self._table(clients, x.engine.score(clients, rows, adapt.scored))
+        shared = not x.state.personal
+        table = self._table(clients, x.engine.score(clients, rows, adapt.scored, shared))
         if adapt.rule is not None:
             before = table["accuracy"]
             rows = self._adapted(t, adapt.rule, clients, rows)
