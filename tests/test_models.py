@@ -88,10 +88,11 @@ def test_tamed_strides_compute_the_same():
     assert (x.grad[:, :, 1] == 0).all()  # rows that were passed over
 
 
-def test_narrow_resnets_train_in_any_order_of_memory(quick):
+@pytest.mark.parametrize("method", ["heterofl", "fjord"])
+def test_narrow_resnets_train_in_any_order_of_memory(quick, method):
     """A sub-model of 2 to 6 channels: its gradients once wrote beyond their memory."""
     result = quick(
-        "heterofl", model="resnet18", capacities="0.5:0.5,0.25:0.5", rounds=2, steps=3,
+        method, model="resnet18", capacities="0.5:0.5,0.25:0.5", rounds=2, steps=3,
         model_options={"width": 8}, eval_clients=0,
     )  # fmt: skip
     assert len(result.rounds) == 2

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from fedloom.layout import Entry, Layout
 from fedloom.local.rule import Params
 from fedloom.models.counts import saved_bytes, training_macs
+from fedloom.models.strided import tame_strides
 from fedloom.select.channels import Channels
 
 
@@ -86,7 +87,7 @@ class Narrower:
     def __init__(self, channels: Channels, counts: Sequence[int], scale: float) -> None:
         self._channels = channels
         self._counts = [min(k, n) for k, n in zip(counts, channels.sizes, strict=True)]
-        self.module = channels.build(self._counts, scale)
+        self.module = tame_strides(channels.build(self._counts, scale))
         self._costs: tuple[int, int] | None = None
 
     def costs(self, shape: tuple[int, int, int]) -> tuple[int, int]:

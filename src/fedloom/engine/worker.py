@@ -203,8 +203,9 @@ class Worker:
         resident = self._whole
         resident.load(row)
         if self.setting.static:
-            s = self.setting
-            self._measure(resident, s.federation.calibration(block.calibrate, s.static_samples))
+            most = self.setting.static_samples
+            measured_on = self.setting.federation.calibration(block.calibrate, most)
+            settle(resident.module, self._train.batches(measured_on))
         resident.module.eval()
         source = self.source(block)
         classes, groups = self.setting.dataset.n_classes, len(block.who)
@@ -227,9 +228,6 @@ class Worker:
 
     def source(self, block: Block) -> Source:
         return self._test if block.common and len(self._test.y) else self._train
-
-    def _measure(self, resident: Resident, indices: np.ndarray) -> None:
-        settle(resident.module, self._train.batches(indices))
 
     def _functional_gradient(
         self, resident: Resident, rule: LocalRule, data: Mapping[str, Batch]
