@@ -98,18 +98,6 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class SwapPicture:
-    """How alike the models of one run were, and who swapped with whom."""
-
-    name: str
-    title: str
-    run: Result
-
-    def figure(self) -> Figure:
-        return self.run.plot_swaps()
-
-
-@dataclass(frozen=True)
 class Drawn:
     """Any other picture."""
 
@@ -118,7 +106,7 @@ class Drawn:
     figure: Callable[[], Figure]
 
 
-Figures = Sequence[Picture | SwapPicture | Drawn]
+Figures = Sequence[Picture | Drawn]
 
 #: by cell: one result per seed; cells that diverged or were not asked for are missing
 Results = Mapping[str, Sequence[Result]]

@@ -17,11 +17,11 @@ from fedloom.experiment.result import Result
 from fedloom.experiment.study import (
     Ask,
     Cell,
+    Drawn,
     Figures,
     Picture,
     Results,
     Study,
-    SwapPicture,
     Table,
     spread,
 )
@@ -175,14 +175,14 @@ class S0Swap(Study):
             "test_accuracy": f"{ask.data}, common test set",
             "worst10": "worst 10 % of clients",
         }
-        out: list[Picture | SwapPicture] = [
+        out: list[Picture | Drawn] = [
             Picture("rounds", "Accuracy over rounds", panels, curves),
             Picture("traffic", "Accuracy over traffic", panels, curves, x=TRAFFIC),
         ]
         for name in ("random", "greedy-cka", "min-cka", "min-dcka"):
             if name in results and ask.preset in ("classes", "dirichlet"):
                 title = f"{group[name][0]}: how alike models were, and who swapped (seed 0)"
-                out.append(SwapPicture(f"swaps-{name}", title, results[name][0]))
+                out.append(Drawn(f"swaps-{name}", title, results[name][0].plot_swaps))
         return out
 
 
