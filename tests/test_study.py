@@ -149,8 +149,9 @@ def test_the_swap_study_scores_averages_only_and_says_what_swapping_costs(in_tmp
             ]
 
     ask = Ask("digits", "classes", "quick")
-    for cell in S0Swap().cells(ask):
-        assert cell.settings["eval_every"] % cell.settings.get("average_every", 1) == 0
+    for preset in S0Swap.presets:
+        for cell in S0Swap().cells(Ask("digits", preset, "quick")):
+            assert cell.settings["eval_every"] % cell.settings.get("average_every", 1) == 0
     results = run_study(Short(), ask, Path("s"), 1, quiet)
     (table,) = write_report(Short(), ask, results, Path("s"))
     shown = {row[0]: row[1:] for row in table.rows}
@@ -159,6 +160,27 @@ def test_the_swap_study_scores_averages_only_and_says_what_swapping_costs(in_tmp
     assert float(shown["FedSwap min, CKA"][4]) > float(shown["FedSwap random"][4])
     pictures = {file.name for file in Path("s").glob("*.png")}
     assert pictures == {"rounds.png", "traffic.png", "swaps-random.png", "swaps-min-cka.png"}
+
+
+def test_swaps_at_rates_of_their_own_are_set_against_fedavg_at_the_common_one(in_tmp):
+    class Short(S0Swap):
+        def cells(self, ask):
+            kept = ("fedavg-lr0.05", "fedavg-lr0.1", "random-h2-lr0.1")
+            return [
+                Cell(c.name, c.method, {**c.settings, "rounds": 10, "clients": 4})
+                for c in super().cells(ask)
+                if c.name in kept
+            ]
+
+    ask = Ask("digits", "rates", "quick")
+    results = run_study(Short(), ask, Path("s"), 2, quiet)
+    (table,) = write_report(Short(), ask, results, Path("s"))
+    shown = {row[0]: row[1:] for row in table.rows}
+    scores = {name: 100 * runs[0].summary["test_accuracy"] for name, runs in results.items()}
+    gain = scores["random-h2-lr0.1"] - scores["fedavg-lr0.05"]
+    assert shown["random, h2 = 2, lr 0.1"][1] == f"{gain:+.2f}"
+    assert shown["FedAvg, lr 0.05"][1] == ""
+    assert [r.config["lr"] for r in results["fedavg-lr0.1"]] == [0.1]
 
 
 def test_a_run_from_before_a_setting_was_there_still_counts_as_done(in_tmp):

@@ -1,8 +1,9 @@
 """S0's claim, made there and not measured: on label-skewed data, swapping models beats
 averaging them at equal rounds and equal traffic, and least similar partners beat random ones.
 
-`classes` and `dirichlet` compare the methods on two kinds of skew, `h2` the rounds between averages
-and `measures` what partners are chosen by. Clients of every method do without the public share (but
+`classes` and `dirichlet` compare the methods on two kinds of skew, `h2` the rounds between
+averages, `measures` what partners are chosen by, and `rates` methods at learning rates of their
+own, without which no comparison is fair. Clients of every method do without the public share (but
 where probes are noise), and all are scored in rounds that end in an average.
 """
 
@@ -38,6 +39,8 @@ PARTITIONS = {"dirichlet": "dirichlet:0.1,min=10"}
 TWO_CLASSES = "classes:2"
 H2 = 5
 SWEEP = (2, 5, 10, 20)
+LR = 0.05
+RATES = (LR, 0.1, 0.2)
 Group = dict[str, tuple[str, str, dict[str, Any]]]  # cell → label, method, options
 
 SKEWED: Group = {
@@ -89,11 +92,25 @@ SWEPT: Group = {
         {"partner": "random", "swap_share": 0.5},
     ),
 }
+AT_RATES: Group = {
+    **{f"fedavg-lr{lr:g}": (f"FedAvg, lr {lr:g}", "fedavg", {"lr": lr}) for lr in RATES},
+    **{
+        f"{partner}-h{h2}-lr{lr:g}": (
+            f"{label}, h2 = {h2}, lr {lr:g}",
+            "fedswap",
+            {"partner": partner, "average_every": h2, "lr": lr},
+        )
+        for partner, label in (("random", "random"), ("min", "min, CKA"))
+        for h2 in (2, H2)
+        for lr in RATES
+    },
+}
 GROUPS: dict[str, Group] = {
     "classes": SKEWED,
     "dirichlet": SKEWED,
     "h2": SWEPT,
     "measures": MEASURED,
+    "rates": AT_RATES,
 }
 TRAFFIC = "traffic (MB)"
 
@@ -125,7 +142,7 @@ class S0Swap(Study):
             "public": "share:0.1" if ask.data == "digits" else "share:0.01",
             "steps": steps,
             "batch": 32,
-            "lr": 0.05,
+            "lr": LR,
             "rounds": self._rounds(ask),
             "eval_every": every,
         }
@@ -137,7 +154,8 @@ class S0Swap(Study):
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
         group = GROUPS[ask.preset]
-        reference = results.get("fedavg", ())
+        plain = "fedavg" if "fedavg" in group else f"fedavg-lr{LR:g}"
+        reference = results.get(plain, ())
         budget = min((r.summary["bytes"] for runs in results.values() for r in runs), default=0)
         rows = []
         for name, (label, _, _) in group.items():
@@ -153,7 +171,7 @@ class S0Swap(Study):
             rows.append([
                 label,
                 spread(last),
-                spread(gains, sign="+") if name != "fedavg" else "",
+                spread(gains, sign="+") if name != plain else "",
                 spread([100 * _within(r, budget) for r in runs]),
                 f"{np.mean([r.summary['bytes'] for r in runs]) / 1e6:.1f}",
                 spread([1000 * _server_seconds(r) for r in runs], digits=0),
