@@ -72,6 +72,16 @@ def test_a_study_runs_the_cells_that_are_asked_for(in_tmp):
     assert not Path("s/a-s0").exists()
     with pytest.raises(FedloomError, match="Unknown cell of this study 'c'"):
         run_study(Toy(), Ask("digits", "plain", only=("c",)), Path("s"), 2, quiet)
+    # Those that were run before stay in the tables.
+    results = run_study(Toy(), Ask("digits", "plain", only=("a",)), Path("s"), 2, quiet)
+    assert list(results) == ["a", "b"]
+
+
+def test_a_study_does_not_take_a_file_for_its_directory(in_tmp):
+    Path("s").write_text("mine")
+    with pytest.raises(FedloomError, match="'s' is a file"):
+        run_study(Toy(), Ask("digits", "plain"), Path("s"), 2, quiet)
+    assert Path("s").read_text() == "mine"
 
 
 def test_cells_of_another_study_are_not_taken_for_ones_own(in_tmp):
@@ -181,6 +191,10 @@ def test_swaps_at_rates_of_their_own_are_set_against_fedavg_at_the_common_one(in
     assert shown["random, h2 = 2, lr 0.1"][1] == f"{gain:+.2f}"
     assert shown["FedAvg, lr 0.05"][1] == ""
     assert [r.config["lr"] for r in results["fedavg-lr0.1"]] == [0.1]
+    assert table.heads[2] == "gain over FedAvg, lr 0.05 (points)"
+    best = max(("fedavg-lr0.05", "fedavg-lr0.1"), key=scores.__getitem__)
+    drawn = Short().pictures(ask, results)[0].curves
+    assert list(drawn) == [f"FedAvg, lr {best.removeprefix('fedavg-lr')}", "random, h2 = 2, lr 0.1"]
 
 
 def test_a_run_from_before_a_setting_was_there_still_counts_as_done(in_tmp):

@@ -167,9 +167,13 @@ Say = Callable[[str, int, int, int, int], None]
 
 
 def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict[str, list[Result]]:
-    """Run what is not finished yet; returns the results by cell."""
+    """Run what is asked for and not finished yet; returns all finished results by cell."""
     study.check(ask)
-    jobs = _jobs(study, ask, out)
+    if out.exists() and not out.is_dir():
+        raise FedloomError(f"'{out}' is a file. Choose another --out for the study's directory.")
+    cells = study.cells(ask)
+    asked = _asked(cells, ask)
+    jobs = [_job(cell, seed, out) for cell in asked for seed in range(ask.seeds)]
     waiting = deque(job for job in jobs if not _finished(job))
     running: list[_Running] = []
     failed: list[str] = []
@@ -202,10 +206,12 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
             f"command goes on from there. {failed[0]}"
         )
     results: dict[str, list[Result]] = {}
-    for each in jobs:
-        mine = results.setdefault(each.cell.name, [])
-        if not _diverged(each).exists():
-            mine.append(Result(each.path))
+    for cell in cells:  # those of earlier commands, too
+        for seed in range(ask.seeds):
+            if cell in asked or RunStore(_path(cell, seed, out)).exists:
+                each = _job(cell, seed, out)
+                if _finished(each) and not _diverged(each).exists():
+                    results.setdefault(cell.name, []).append(Result(each.path))
     return {name: runs for name, runs in results.items() if len(runs) == ask.seeds}
 
 
@@ -231,20 +237,21 @@ def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Ta
     return tables
 
 
-def _jobs(study: Study, ask: Ask, out: Path) -> list[_Job]:
-    """A run for every seed of the cells that are asked for."""
-    cells = study.cells(ask)
+def _asked(cells: Sequence[Cell], ask: Ask) -> list[Cell]:
     names = [cell.name for cell in cells]
     for pattern in ask.only:
         if not fnmatch.filter(names, pattern):
             raise unknown("cell of this study", pattern, names)
-    asked = [c for c in cells if not ask.only or any(fnmatch.fnmatch(c.name, p) for p in ask.only)]
-    return [_job(cell, seed, out) for cell in asked for seed in range(ask.seeds)]
+    return [c for c in cells if not ask.only or any(fnmatch.fnmatch(c.name, p) for p in ask.only)]
+
+
+def _path(cell: Cell, seed: int, out: Path) -> Path:
+    return out / f"{cell.name}-s{seed}"
 
 
 def _job(cell: Cell, seed: int, out: Path) -> _Job:
     """A cell with a seed, checked before anything runs."""
-    path = out / f"{cell.name}-s{seed}"
+    path = _path(cell, seed, out)
     settings = {**cell.settings, "method": cell.method, "seed": seed, "workers": 1}
     config, _ = make_config(settings, method_class(cell.method))
     store = RunStore(path)
