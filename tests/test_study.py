@@ -148,22 +148,26 @@ def test_the_source_numbers_stand_in_the_tables_of_s1():
     assert all(len(text.split(" | ")) == 5 for rows in SOURCE.values() for text in rows.values())
 
 
-def test_the_swap_study_scores_averages_only_and_says_what_swapping_costs(in_tmp):
+def short_swaps(*kept):
     class Short(S0Swap):
         def cells(self, ask):
-            kept = ("fedavg", "random", "min-cka")
             return [
                 Cell(c.name, c.method, {**c.settings, "rounds": 10, "clients": 4})
                 for c in super().cells(ask)
                 if c.name in kept
             ]
 
+    return Short()
+
+
+def test_the_swap_study_scores_averages_only_and_says_what_swapping_costs(in_tmp):
+    study = short_swaps("fedavg", "random", "min-cka")
     ask = Ask("digits", "classes", "quick")
     for preset in S0Swap.presets:
         for cell in S0Swap().cells(Ask("digits", preset, "quick")):
             assert cell.settings["eval_every"] % cell.settings.get("average_every", 1) == 0
-    results = run_study(Short(), ask, Path("s"), 1, quiet)
-    (table,) = write_report(Short(), ask, results, Path("s"))
+    results = run_study(study, ask, Path("s"), 1, quiet)
+    (table,) = write_report(study, ask, results, Path("s"))
     shown = {row[0]: row[1:] for row in table.rows}
     assert shown["FedProx"] == ["–"] * 5  # it was left out
     assert shown["FedAvg"][0] == f"{100 * results['fedavg'][0].summary['test_accuracy']:.2f}"
@@ -173,18 +177,10 @@ def test_the_swap_study_scores_averages_only_and_says_what_swapping_costs(in_tmp
 
 
 def test_swaps_at_rates_of_their_own_are_set_against_fedavg_at_the_common_one(in_tmp):
-    class Short(S0Swap):
-        def cells(self, ask):
-            kept = ("fedavg-lr0.05", "fedavg-lr0.1", "random-h2-lr0.1")
-            return [
-                Cell(c.name, c.method, {**c.settings, "rounds": 10, "clients": 4})
-                for c in super().cells(ask)
-                if c.name in kept
-            ]
-
+    study = short_swaps("fedavg-lr0.05", "fedavg-lr0.1", "random-h2-lr0.1")
     ask = Ask("digits", "rates", "quick")
-    results = run_study(Short(), ask, Path("s"), 2, quiet)
-    (table,) = write_report(Short(), ask, results, Path("s"))
+    results = run_study(study, ask, Path("s"), 2, quiet)
+    (table,) = write_report(study, ask, results, Path("s"))
     shown = {row[0]: row[1:] for row in table.rows}
     scores = {name: 100 * runs[0].summary["test_accuracy"] for name, runs in results.items()}
     gain = scores["random-h2-lr0.1"] - scores["fedavg-lr0.05"]
@@ -193,7 +189,7 @@ def test_swaps_at_rates_of_their_own_are_set_against_fedavg_at_the_common_one(in
     assert [r.config["lr"] for r in results["fedavg-lr0.1"]] == [0.1]
     assert table.heads[2] == "gain over FedAvg, lr 0.05 (points)"
     best = max(("fedavg-lr0.05", "fedavg-lr0.1"), key=scores.__getitem__)
-    drawn = Short().pictures(ask, results)[0].curves
+    drawn = study.pictures(ask, results)[0].curves
     assert list(drawn) == [f"FedAvg, lr {best.removeprefix('fedavg-lr')}", "random, h2 = 2, lr 0.1"]
 
 

@@ -108,7 +108,7 @@ class Drawn:
 
 Figures = Sequence[Picture | Drawn]
 
-#: by cell: one result per seed; cells that diverged or were not asked for are missing
+#: by cell: one result per seed; cells that diverged or never ran are missing
 Results = Mapping[str, Sequence[Result]]
 
 
@@ -173,7 +173,13 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
         raise FedloomError(f"'{out}' is a file. Choose another --out for the study's directory.")
     cells = study.cells(ask)
     asked = _asked(cells, ask)
-    jobs = [_job(cell, seed, out) for cell in asked for seed in range(ask.seeds)]
+    known = [  # what earlier commands ran stays in the tables
+        _job(cell, seed, out)
+        for cell in cells
+        for seed in range(ask.seeds)
+        if cell.name in asked or RunStore(_path(cell, seed, out)).exists
+    ]
+    jobs = [job for job in known if job.cell.name in asked]
     waiting = deque(job for job in jobs if not _finished(job))
     running: list[_Running] = []
     failed: list[str] = []
@@ -206,12 +212,9 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
             f"command goes on from there. {failed[0]}"
         )
     results: dict[str, list[Result]] = {}
-    for cell in cells:  # those of earlier commands, too
-        for seed in range(ask.seeds):
-            if cell in asked or RunStore(_path(cell, seed, out)).exists:
-                each = _job(cell, seed, out)
-                if _finished(each) and not _diverged(each).exists():
-                    results.setdefault(cell.name, []).append(Result(each.path))
+    for each in known:
+        if _finished(each) and not _diverged(each).exists():
+            results.setdefault(each.cell.name, []).append(Result(each.path))
     return {name: runs for name, runs in results.items() if len(runs) == ask.seeds}
 
 
@@ -237,12 +240,13 @@ def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Ta
     return tables
 
 
-def _asked(cells: Sequence[Cell], ask: Ask) -> list[Cell]:
+def _asked(cells: Sequence[Cell], ask: Ask) -> set[str]:
+    """The names of the cells to run."""
     names = [cell.name for cell in cells]
     for pattern in ask.only:
         if not fnmatch.filter(names, pattern):
             raise unknown("cell of this study", pattern, names)
-    return [c for c in cells if not ask.only or any(fnmatch.fnmatch(c.name, p) for p in ask.only)]
+    return {n for n in names if not ask.only or any(fnmatch.fnmatch(n, p) for p in ask.only)}
 
 
 def _path(cell: Cell, seed: int, out: Path) -> Path:
