@@ -52,6 +52,10 @@ def test_run_show_and_rerun_from_the_config(call):
     shown = call("show", "runs/a")
     assert shown.returncode == 0
     assert "Clients worst off" in shown.stdout
+    scored = call("score", "runs/a", "--set", "eval_clients=2", "--table", "tables/a.csv")
+    assert scored.returncode == 0, scored.stderr
+    assert "as it ran" in scored.stdout
+    assert len(Path("tables/a.csv").read_text().splitlines()) == 3
     again = call("run", "--config", "runs/a/config.yaml", "--out", "runs/b")
     assert again.returncode == 0, again.stderr
     a, b = (next(Path(f"runs/{n}/checkpoints").iterdir()).read_bytes() for n in "ab")
@@ -124,6 +128,7 @@ BAD = {
     "fixed": (("run", "fedsgd", "--epochs", 3), "by its definition"),
     "too many clients": (("run", "fedavg", "--clients", 5000), "5000"),
     "run": (("show", "nowhere"), "does not exist"),
+    "score what": (("score", "nowhere"), "does not exist"),
     "resume": (("run", "fedavg", "--resume", "--out", "nowhere"), "does not exist"),
     "compare twice": (("compare", "fedavg", "fedavg"), "twice"),
     "compare method": (("compare", "fedavg", "fedprx"), "Did you mean 'fedprox'?"),

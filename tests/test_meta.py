@@ -351,6 +351,55 @@ def test_a_resumed_run_is_the_uninterrupted_one(quick, name):
     assert fedloom.load("half").clients.equals(again.clients)
 
 
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_run_that_is_scored_again_has_the_scores_it_had(quick, name):
+    result = quick(name, rounds=3, eval_every=3, newcomers=2, test_share=0.4, participation=0.5)
+    before = result.path.joinpath("clients.parquet").read_bytes()
+    again = result.score()
+    assert again.clients.equals(result.clients)
+    assert again.summary
+    assert again.summary.items() <= result.summary.items()
+    assert result.path.joinpath("clients.parquet").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["fedavg-meta", "fedper-meta", *META])
+def test_more_passes_when_scored_again_are_those_of_a_run_with_more_passes(quick, name):
+    common = {"rounds": 2, "eval_every": 2, "newcomers": 2, "test_share": 0.4}
+    one, three = (quick(name, tune_epochs=n, out=f"passes-{n}", **common) for n in (1, 3))
+    again = one.score(tune_epochs=3)
+    assert again.clients.equals(three.clients)
+    assert not again.clients.equals(one.clients)
+    x, y = np.zeros((4, 1, 8, 8)) + np.arange(4)[:, None, None, None], [0, 1, 0, 1]
+    assert same_answers(one.newcomer_model(x, y, tune_epochs=3), three.newcomer_model(x, y))
+    assert not same_answers(one.newcomer_model(x, y), three.newcomer_model(x, y))
+
+
+def same_answers(one, other):
+    images = torch.ones(1, 1, 8, 8)
+    return torch.equal(one(images), other(images))
+
+
+def test_what_was_learned_can_not_be_scored_otherwise(quick):
+    result = quick("fedmeta-per-maml", rounds=1)
+    for setting in ({"alpha": 0.5}, {"private": "head:2"}, {"lr": 1.0}, {"method": "fedavg"},
+                    {"model_options": {"hidden": 7}}, {"rounds": 9}):  # fmt: skip
+        with pytest.raises(FedloomError, match="is about how a run is trained"):
+            result.score(**setting)
+    with pytest.raises(FedloomError, match="Did you mean 'tune_epochs'"):
+        result.score(tune_epoch=2)
+
+
+def test_a_run_of_arrays_needs_them_to_be_scored_again(quick):
+    x = np.random.default_rng(0).normal(size=(80, 6)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    result = quick("fedper", data=(x, y), rounds=1)
+    with pytest.raises(FedloomError, match=r"pass data=\.\.\. again"):
+        result.score()
+    with pytest.raises(FedloomError, match="other data"):
+        result.score(data=(x + 1, y))
+    assert result.score(data=(x, y)).clients.equals(result.clients)
+
+
 def test_a_newcomer_may_give_rows_and_names(quick):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 6)).astype(np.float32)

@@ -304,6 +304,39 @@ def methods(
 
 
 @app.command()
+def score(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
+    set_: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the method at test time (tune_epochs=5), or who is scored and "
+            "where (eval_clients, eval_common, device, workers, ...).",
+        ),
+    ] = None,
+    table: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--table", metavar="FILE.csv", help="Save one row per scored client."),
+    ] = None,
+) -> None:
+    """Score a run's clients again from its last checkpoint; the run stays as it is."""
+    from fedloom.experiment.config import parse_settings
+    from fedloom.experiment.result import Result
+    from fedloom.report.terminal import print_scores
+
+    result = Result(path)
+    if table is not None:
+        if table.is_dir():
+            raise FedloomError(f"The table can't be written to '{table}': that is a directory.")
+        table.parent.mkdir(parents=True, exist_ok=True)
+    scores = result.score(**parse_settings(set_ or []))
+    if table is not None:
+        scores.clients.to_csv(table, index=False)
+    print_scores(result, scores.summary)
+
+
+@app.command()
 def show(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
     plot: Plot = None,

@@ -54,7 +54,7 @@ def run(
         with store.held():
             return _resume(plan, store, watchers)
     store.check_free(overwrite=overwrite)
-    experiment = _prepare(plan, plan.config, plan.options)
+    experiment = prepare(plan.config, plan.options.build(), data=plan.data, model=plan.model)
     with store.held():
         store.create(plan.config.dump(), overwrite=overwrite)
         try:
@@ -236,27 +236,10 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
     config, options = make_config(store.config(), type(plan.options))
     if done >= config.rounds:
         return Result(store.path)
-    experiment = _prepare(plan, config, options)
+    experiment = prepare(config, options.build(), data=plan.data, model=plan.model)
     if done:
-        tensors, about = store.checkpoint()
-        for key, what in (("fingerprint", "data"), ("network", "contacts")):
-            if about.get(key, experiment.about[key]) != experiment.about[key]:
-                raise FedloomError(
-                    f"'{store.path}' was started with other {what} than this, so it can't go on. "
-                    f"Give it the same {what}, or start a new run."
-                )
-        experiment.state.restore(tensors)
+        experiment.restore(store)
     return _walk(experiment, store, watchers, done)
-
-
-def _prepare(plan: _Plan, config: Config, options: MethodOptions) -> Experiment:
-    for key in ("data", "model"):
-        if getattr(config, key) == "custom" and getattr(plan, key) is None:
-            raise FedloomError(
-                f"This run's {key} was given as a Python object, which a config can't hold: pass "
-                f"{key}=... to fedloom.run again."
-            )
-    return prepare(config, options.build(), data=plan.data, model=plan.model)
 
 
 def _walk(

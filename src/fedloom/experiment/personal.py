@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,7 @@ from fedloom.data.split import Federation
 from fedloom.engine import Serial, Setting, Task
 from fedloom.engine.batches import Source
 from fedloom.errors import FedloomError
-from fedloom.experiment.config import make_config
-from fedloom.experiment.plugins import method_class
+from fedloom.experiment.rescore import scored_with
 from fedloom.experiment.setup import placed
 from fedloom.experiment.state import State
 from fedloom.local import Optimiser
@@ -38,10 +38,11 @@ def personal_model(
     labels: npt.ArrayLike,
     build: Any,
     layout: Layout,
+    settings: Mapping[str, Any],
 ) -> nn.Module:
     """The model that the run's method gives to a newcomer with these images."""
     tensors, about = result.store.checkpoint()
-    config, options = make_config(result.config, method_class(result.config["method"]))
+    config, options = scored_with(result.config, settings)
     method = placed(config, options.build())
     if method.mix.part == "none":
         raise FedloomError(

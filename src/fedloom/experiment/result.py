@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor, nn
 
+    from fedloom.experiment.rescore import Scores
+
 _PREFIX = {"test": "test_", "clients": "", "newcomers": "new_"}
 
 
@@ -185,20 +187,36 @@ class Result:
         """The names of the classes, in the order of the model's outputs."""
         return tuple(self.store.checkpoint()[1]["labels"])
 
+    def score(self, *, data: Any = None, model: Factory | None = None, **settings: Any) -> Scores:
+        """The clients scored again, as the last checkpoint has them; nothing is trained or stored.
+
+        `settings` are options that matter only then, such as more fine-tuning (`tune_epochs=5`), or
+        who is scored and on what (`eval_clients`, `device`, `workers`); `data` and `model` those of
+        the run, if they were Python objects.
+        """
+        from fedloom.experiment.rescore import rescore
+
+        return rescore(self, settings, data, model)
+
     def newcomer_model(
-        self, images: npt.ArrayLike, labels: npt.ArrayLike, factory: Factory | None = None
+        self,
+        images: npt.ArrayLike,
+        labels: npt.ArrayLike,
+        factory: Factory | None = None,
+        **settings: Any,
     ) -> nn.Module:
         """A model for somebody who took no part, from a few labelled images of theirs.
 
         What the method does with newcomers is done: shared and private parts are tried, averaged or
         asked to vote, and fine-tuned on the images. These come in the data's own shape and units,
-        not normalised; labels are names of `classes`, or their numbers.
+        not normalised; labels are names of `classes`, or their numbers. `settings` as in `score`.
         """
         from fedloom.experiment.personal import personal_model
 
         _, about = self.store.checkpoint()
         make = self._builder(about, factory)
-        return personal_model(self, images, labels, make, Layout.of(make(), about["extras"]))
+        layout = Layout.of(make(), about["extras"])
+        return personal_model(self, images, labels, make, layout, settings)
 
     def _builder(self, about: dict[str, Any], factory: Factory | None) -> Callable[[], nn.Module]:
         if factory is None and about["model"] == "custom":
@@ -281,6 +299,12 @@ _NESTED = {"profile", "mix", "devices"}
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
     out = {k: v for k, v in record.items() if k not in _PREFIX and k not in _NESTED}
     out["participants"] = len(record["participants"])
+    return out | flat_scores(record)
+
+
+def flat_scores(record: dict[str, Any]) -> dict[str, Any]:
+    """Scores of all populations under the names that `rounds` gives them."""
+    out: dict[str, Any] = {}
     for group, prefix in _PREFIX.items():
         scores = record.get(group, {})
         out |= {prefix + name: v for name, v in scores.items() if not isinstance(v, dict)}

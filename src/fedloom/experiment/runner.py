@@ -174,8 +174,15 @@ class Runner:
         return out
 
     def evaluate(self, t: int) -> dict[str, Any]:
-        """Score the common test set and every client's own; store the per-client table."""
+        """The scores after a round, with the per-client table stored."""
         started = time.perf_counter()
+        record, table = self.score(t)
+        if table is not None:
+            self.store.add_clients(t, table)
+        return {**record, "eval_seconds": time.perf_counter() - started}
+
+    def score(self, t: int) -> tuple[dict[str, Any], pd.DataFrame | None]:
+        """Score the common test set and every client's own: a record and the per-client table."""
         record: dict[str, Any] = {}
         clients = self._scored_clients
         common = self._score_common(clients)
@@ -197,9 +204,7 @@ class Runner:
             summary = summarise(table)
             if summary:
                 record["clients" if population == "local" else "newcomers"] = summary
-        if tables:
-            self.store.add_clients(t, pd.concat(tables, ignore_index=True))
-        return {**record, "eval_seconds": time.perf_counter() - started}
+        return record, pd.concat(tables, ignore_index=True) if tables else None
 
     def _class_facts(self, clients: np.ndarray) -> dict[str, Any]:
         """Who holds which classes, and whose columns are whose, for mixes that ask."""

@@ -24,6 +24,7 @@ from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.settings import Config
 from fedloom.experiment.state import State
+from fedloom.experiment.store import RunStore
 from fedloom.layout import Layout
 from fedloom.local import Budget
 from fedloom.method import Method
@@ -54,6 +55,18 @@ class Experiment:
     public: PublicSet | None
     about: dict[str, Any]  # what is needed to build the model again
     class_of: Tensor | None = None  # per column, the class it works for alone, for mixes that ask
+
+    def restore(self, store: RunStore) -> int:
+        """Take the state of a run's last checkpoint; the round that it is from."""
+        tensors, about = store.checkpoint()
+        for key, what in (("fingerprint", "data"), ("network", "contacts")):
+            if about.get(key, self.about[key]) != self.about[key]:
+                raise FedloomError(
+                    f"'{store.path}' was started with other {what} than this, so it can't go on. "
+                    f"Give it the same {what}, or start a new run."
+                )
+        self.state.restore(tensors)
+        return int(about["round"])
 
 
 def pick_device(name: str) -> torch.device:
@@ -134,6 +147,12 @@ def prepare(
     config: Config, method: Method, *, data: Any = None, model: Factory | None = None
 ) -> Experiment:
     """Build and check everything before any long work begins."""
+    for key, given in (("data", data), ("model", model)):
+        if getattr(config, key) == "custom" and given is None:
+            raise FedloomError(
+                f"This run's {key} was given as a Python object, which a config can't hold: pass "
+                f"{key}=... again, in Python."
+            )
     method = placed(config, method)
     _check_capacities(config, method)
     _check_public(config, method)

@@ -204,6 +204,16 @@ def print_result(result: Result, details: bool = False) -> None:
     out.print(f"Run: {result.path}")
 
 
+def print_scores(result: Result, summary: Mapping[str, Any]) -> None:
+    """Scores of another look at a run, beside those that it ended with."""
+    first, again = dict(_scores(result.summary)), dict(_scores(summary))
+    if not again:
+        out.print("There is no test data to score on.")
+        return
+    rows = [(name, first.get(name, "–"), score) for name, score in again.items()]
+    out.print(_table(("", "as it ran", "now"), rows))
+
+
 def _print_devices(result: Result) -> None:
     """What each kind of device paid for what it got."""
     table = result.devices
