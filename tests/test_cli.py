@@ -52,10 +52,13 @@ def test_run_show_and_rerun_from_the_config(call):
     shown = call("show", "runs/a")
     assert shown.returncode == 0
     assert "Clients worst off" in shown.stdout
-    scored = call("score", "runs/a", "--set", "eval_clients=2", "--table", "tables/a.csv")
+    scored = call("score", "runs/a", "--set", "eval_clients=2", "--table", "a.csv")
     assert scored.returncode == 0, scored.stderr
-    assert "as it ran" in scored.stdout
-    assert len(Path("tables/a.csv").read_text().splitlines()) == 3
+    assert "as it ran, round 2" in scored.stdout
+    assert len(Path("a.csv").read_text().splitlines()) == 3
+    for table in ("no/a.csv", "runs", "runs/a/config.yaml"):
+        assert call("score", "runs/a", "--table", table).returncode == 2
+    assert call("score", "runs/a", "--set", "data=mnist").returncode == 2
     again = call("run", "--config", "runs/a/config.yaml", "--out", "runs/b")
     assert again.returncode == 0, again.stderr
     a, b = (next(Path(f"runs/{n}/checkpoints").iterdir()).read_bytes() for n in "ab")

@@ -85,6 +85,16 @@ def test_processes_give_the_bits_of_serial_for_any_number_of_workers(quick, name
         assert serial.clients.equals(pool.clients)
 
 
+@pytest.mark.parametrize("engine", ["processes", "stacked"])
+def test_workers_may_have_several_threads(in_tmp, quick, start_process, engine):
+    one = quick(clients=4, participation=1.0, batch=200, out="one")
+    words = ["--config", "one/config.yaml", "--threads", "2", "--workers", "2", "--out", "two"]
+    command = [sys.executable, "-m", "fedloom", "run", *words, "--engine", engine]
+    assert start_process(command).wait(300) == 0  # it could wait for ever
+    two = states(fedloom.load(in_tmp / "two"))["shared"]
+    assert torch.allclose(states(one)["shared"], two, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_stacked_is_serial_up_to_rounding(quick, name):
     serial, stacked = run(quick, name), run(quick, name, engine="stacked")

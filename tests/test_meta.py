@@ -25,6 +25,7 @@ from fedloom.local import (
 )
 from fedloom.local.meta import QUERY, SUPPORT
 from fedloom.method import Method
+from fedloom.methods.tuned import FedPerMeta
 from fedloom.mix import Average, GradientStep
 from fedloom.newcomer import BestPart
 
@@ -356,6 +357,7 @@ def test_a_run_that_is_scored_again_has_the_scores_it_had(quick, name):
     result = quick(name, rounds=3, eval_every=3, newcomers=2, test_share=0.4, participation=0.5)
     before = result.path.joinpath("clients.parquet").read_bytes()
     again = result.score()
+    assert again.round == 3
     assert again.clients.equals(result.clients)
     assert again.summary
     assert again.summary.items() <= result.summary.items()
@@ -383,10 +385,23 @@ def test_what_was_learned_can_not_be_scored_otherwise(quick):
     result = quick("fedmeta-per-maml", rounds=1)
     for setting in ({"alpha": 0.5}, {"private": "head:2"}, {"lr": 1.0}, {"method": "fedavg"},
                     {"model_options": {"hidden": 7}}, {"rounds": 9}):  # fmt: skip
-        with pytest.raises(FedloomError, match="is about how a run is trained"):
-            result.score(**setting)
+        with pytest.raises(FedloomError, match="can't be scored with another"):
+            result.score(**setting, tune_epochs=2)
     with pytest.raises(FedloomError, match="Did you mean 'tune_epochs'"):
         result.score(tune_epoch=2)
+    with pytest.raises(FedloomError, match="can't be scored with another device"):
+        result.newcomer_model(np.zeros((1, 1, 8, 8)), [0], device="cpu")
+    with pytest.raises(FedloomError, match="fedavg has no 'tune_epochs'"):
+        quick("fedavg", rounds=1, out="plain").score(tune_epochs=2)
+
+
+def test_a_class_must_be_known_by_name_to_be_scored_again(quick):
+    class Mine(FedPerMeta):
+        name = "mine"
+
+    result = quick(Mine(), rounds=1)
+    with pytest.raises(FedloomError, match="register"):
+        result.score()
 
 
 def test_a_run_of_arrays_needs_them_to_be_scored_again(quick):

@@ -322,18 +322,19 @@ def score(
 ) -> None:
     """Score a run's clients again from its last checkpoint; the run stays as it is."""
     from fedloom.experiment.config import parse_settings
+    from fedloom.experiment.rescore import rescore
     from fedloom.experiment.result import Result
     from fedloom.report.terminal import print_scores
 
     result = Result(path)
-    if table is not None:
-        if table.is_dir():
-            raise FedloomError(f"The table can't be written to '{table}': that is a directory.")
-        table.parent.mkdir(parents=True, exist_ok=True)
-    scores = result.score(**parse_settings(set_ or []))
+    if table is not None and (not table.resolve().parent.is_dir() or table.is_dir()):
+        raise FedloomError(f"The table can't be written to '{table}': give a file in a directory.")
+    if table is not None and result.path.resolve() in table.resolve().parents:
+        raise FedloomError(f"'{table}' is inside the run, which stays as it is: write elsewhere.")
+    scores = rescore(result, parse_settings(set_ or []))
+    print_scores(result, scores)
     if table is not None:
         scores.clients.to_csv(table, index=False)
-    print_scores(result, scores.summary)
 
 
 @app.command()

@@ -17,13 +17,14 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -241,6 +242,15 @@ class Processes(Engine):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also amid a long job
         for other in foreign:
             other.close()
+        if self.setting.threads == 1:
+            self._answer(pipe)
+        # OpenMP gives each thread that asks helpers of its own, and those of the thread that forked
+        # stayed with the parent: a step of several threads would wait for them for ever.
+        thread = threading.Thread(target=self._answer, args=(pipe,))
+        thread.start()
+        thread.join()
+
+    def _answer(self, pipe: Connection) -> NoReturn:
         torch.set_num_threads(self.setting.threads)
         inner: Engine | None = None
         while True:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, nearest
 from fedloom.experiment.config import make_config, merge
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.result import flat_scores
@@ -27,13 +27,14 @@ FREE = frozenset({
     "eval_clients", "eval_common", "static_samples",
     "device", "engine", "workers", "precision", "ray_address", "threads",
 })  # fmt: skip
-_LEARNED = ("local", "mix", "topology", "select")  # parts of a method that shape what is learned
 
 
 @dataclass(frozen=True)
 class Scores:
-    """`summary`: the scores by the names that `Result.summary` has; `clients`: a row for each."""
+    """`summary`: the scores by the names that `Result.summary` has; `clients`: a row for each;
+    `round`: the one that they are of."""
 
+    round: int
     summary: dict[str, Any]
     clients: pd.DataFrame
 
@@ -41,7 +42,7 @@ class Scores:
 def rescore(
     result: Result, settings: Mapping[str, Any], data: Any = None, model: Factory | None = None
 ) -> Scores:
-    config, options = scored_with(result.config, settings)
+    config, options = scored_with(result.config, settings, FREE)
     experiment = prepare(config, options.build(), data=data, model=model)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
@@ -51,27 +52,29 @@ def rescore(
     finally:
         torch.set_num_threads(threads)
         experiment.engine.close()
-    return Scores(flat_scores(record), pd.DataFrame() if clients is None else clients)
+    plain = {name: value for name, value in record.items() if not isinstance(value, dict)}
+    return Scores(t, plain | flat_scores(record), pd.DataFrame() if clients is None else clients)
 
 
 def scored_with(
-    config: Mapping[str, Any], settings: Mapping[str, Any]
+    config: Mapping[str, Any], settings: Mapping[str, Any], free: Collection[str] = ()
 ) -> tuple[Config, MethodOptions]:
-    """A run's settings with these over them, if it would have learned the same with them."""
-    method = method_class(config["method"])
-    before, trained = make_config(config, method)
-    after, asked = make_config(merge(config, settings), method)
-    old, new = ({**c.model_dump(), **c.params} for c in (before, after))
-    changed = [key for key in new if key != "params" and new[key] != old[key]]
-    refused = [key for key in changed if key in Config.model_fields and key not in FREE]
-    parts, others = trained.build(), asked.build()
-    if any(getattr(parts, name) != getattr(others, name) for name in _LEARNED):
-        refused += [key for key in changed if key not in Config.model_fields]
-    if refused:
-        key = refused[0]
+    """A run's settings with these over them: `free` ones and the method's options of test time."""
+    try:
+        method = method_class(config["method"])
+    except FedloomError as e:
         raise FedloomError(
-            f"{key}={new[key]} is about how a run is trained, and this one was trained with "
-            f"{key}={old[key]}. Start a new run with it. To score one again, give "
-            f"{', '.join(sorted(FREE))}, or an option of {before.method} that speaks of test time."
+            f"{e} One that was given as a Python class is known after fedloom.register(CLASS)."
+        ) from None
+    may = {*free, *method.at_test}
+    for key in settings:
+        if key in may:
+            continue
+        allowed = f"What may be given here: {', '.join(sorted(may)) or 'nothing'}."
+        if key not in {*Config.model_fields, *method.model_fields}:
+            near = nearest(key, may)
+            raise FedloomError(f"{config['method']} has no '{key}'. {near}{allowed}")
+        raise FedloomError(
+            f"A trained run can't be scored with another {key}: start a new run with it. {allowed}"
         )
-    return after, asked
+    return make_config(merge(config, settings), method)

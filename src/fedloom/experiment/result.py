@@ -190,9 +190,9 @@ class Result:
     def score(self, *, data: Any = None, model: Factory | None = None, **settings: Any) -> Scores:
         """The clients scored again, as the last checkpoint has them; nothing is trained or stored.
 
-        `settings` are options that matter only then, such as more fine-tuning (`tune_epochs=5`), or
-        who is scored and on what (`eval_clients`, `device`, `workers`); `data` and `model` those of
-        the run, if they were Python objects.
+        `settings` are options of the method that matter only then, such as more fine-tuning
+        (`tune_epochs=5`), or who is scored and where (`eval_clients`, `device`, `workers`); `data`
+        and `model` those of the run, if they were Python objects.
         """
         from fedloom.experiment.rescore import rescore
 
@@ -209,7 +209,8 @@ class Result:
 
         What the method does with newcomers is done: shared and private parts are tried, averaged or
         asked to vote, and fine-tuned on the images. These come in the data's own shape and units,
-        not normalised; labels are names of `classes`, or their numbers. `settings` as in `score`.
+        not normalised; labels are names of `classes`, or their numbers. `settings` are
+        options of the method that matter only here, such as `tune_epochs=5`.
         """
         from fedloom.experiment.personal import personal_model
 

@@ -62,8 +62,8 @@ class Experiment:
         for key, what in (("fingerprint", "data"), ("network", "contacts")):
             if about.get(key, self.about[key]) != self.about[key]:
                 raise FedloomError(
-                    f"'{store.path}' was started with other {what} than this, so it can't go on. "
-                    f"Give it the same {what}, or start a new run."
+                    f"'{store.path}' was made with other {what} than this. Give it the same "
+                    f"{what}, or start a new run."
                 )
         self.state.restore(tensors)
         return int(about["round"])

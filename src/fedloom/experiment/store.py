@@ -167,7 +167,7 @@ class RunStore:
             content = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError):
             content = None
-        if not isinstance(content, dict):
+        if not isinstance(content, dict) or not isinstance(content.get("method"), str):
             raise FedloomError(f"'{self.config_file}' is damaged: it is not a run's config.")
         return content
 

@@ -21,6 +21,8 @@ from fedloom.newcomer import BestPart, Newcomer, Shared
 
 
 class _Meta(MethodOptions):
+    at_test = ("tune_epochs",)
+
     alpha: float = Field(0.01, ge=0, le=1e30, description="learning rate of the inner steps")
     inner_steps: int | None = Field(
         None, ge=1, description="inner steps; none: one pass over the support batches"

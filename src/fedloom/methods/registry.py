@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -27,7 +27,8 @@ class MethodOptions(BaseModel):
     `fixed` are settings of a run that the method's definition decides (FedSGD's one full batch);
     a run that asks for something else is refused. `defaults` are settings that start out otherwise
     for this method. `presets` are settings and options under a name
-    (`--preset`), over which what a run gives itself counts.
+    (`--preset`), over which what a run gives itself counts. `at_test` are options that matter only
+    where clients are scored, so that a trained run may be scored again with others.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,6 +39,7 @@ class MethodOptions(BaseModel):
     fixed: ClassVar[Mapping[str, Any]] = {}
     defaults: ClassVar[Preset] = {}
     presets: ClassVar[Mapping[str, Preset]] = {}
+    at_test: ClassVar[Collection[str]] = ()
 
     @abstractmethod
     def build(self) -> Method:

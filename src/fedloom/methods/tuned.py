@@ -18,6 +18,7 @@ from fedloom.newcomer import MeanPart
 class _Tuned(MethodOptions):
     family = "meta baseline"
     source = "S1 §4.3.3"
+    at_test = ("tune_epochs", "tune_lr")
 
     tune_epochs: int = Field(1, ge=1, description="passes over the support part at test time")
     tune_lr: float | None = Field(

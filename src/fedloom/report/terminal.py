@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedloom.data.partition import Partition
     from fedloom.experiment.blueprint import Blueprint
     from fedloom.experiment.compare import Comparison
+    from fedloom.experiment.rescore import Scores
     from fedloom.experiment.result import Result
     from fedloom.experiment.study import Study
     from fedloom.experiment.study import Table as StudyTable
@@ -204,14 +205,16 @@ def print_result(result: Result, details: bool = False) -> None:
     out.print(f"Run: {result.path}")
 
 
-def print_scores(result: Result, summary: Mapping[str, Any]) -> None:
-    """Scores of another look at a run, beside those that it ended with."""
-    first, again = dict(_scores(result.summary)), dict(_scores(summary))
+def print_scores(result: Result, scores: Scores) -> None:
+    """Scores of another look at a run, beside the last that it wrote down itself."""
+    first, again = dict(_scores(result.summary)), dict(_scores(scores.summary))
     if not again:
-        out.print("There is no test data to score on.")
+        out.print("Nothing was scored: there is no test data, or eval_clients is 0.")
         return
     rows = [(name, first.get(name, "–"), score) for name, score in again.items()]
-    out.print(_table(("", "as it ran", "now"), rows))
+    last = result.evaluations["round"].max() if first else "–"
+    heads = ("", f"as it ran, round {last}", f"now, round {scores.round}")
+    out.print(_table(heads, rows))
 
 
 def _print_devices(result: Result) -> None:
