@@ -412,6 +412,8 @@ def test_a_run_of_arrays_needs_them_to_be_scored_again(quick):
         result.score()
     with pytest.raises(FedloomError, match="other data"):
         result.score(data=(x + 1, y))
+    with pytest.raises(FedloomError, match="other data"):
+        result.score(data=(x[:, ::-1], y))
     assert result.score(data=(x, y)).clients.equals(result.clients)
 
 
