@@ -139,7 +139,7 @@ class S1(Study):
             for method in LABELS
         ]
         plain = self._settings(ask, "fedavg", self._rates(ask, "fedavg"))
-        iid = {**plain, "partition": "iid", "newcomers": 0}
+        iid = {**plain, "partition": "iid", "newcomers": 0, "eval_every": plain["rounds"]}
         together = {k: v for k, v in iid.items() if k != "participation"}
         together |= {"rounds": max(plain["rounds"] // 10, 2), "eval_every": 2, "lr": 0.01}
         return [
@@ -154,8 +154,9 @@ class S1(Study):
             rounds = QUICK
         elif ask.preset == "search":
             rounds = min(rounds, SEARCH_ROUNDS)
-        # Curves of 15 points; a search needs the last one only.
-        every = rounds if ask.preset == "search" else max(rounds // 15, 5)
+        # Curves of 15 points; a search, and who is in no figure, needs the last one only.
+        last = ask.preset == "search" or method == "lg-fedavg"
+        every = rounds if last else max(rounds // 15, 5)
         settings: dict[str, Any] = {
             "data": ask.data,
             "pool": True,
