@@ -11,7 +11,7 @@ import torch
 
 from fedloom.errors import FedloomError, nearest
 from fedloom.experiment.config import make_config, merge
-from fedloom.experiment.plugins import method_class
+from fedloom.experiment.plugins import is_file, method_class
 from fedloom.experiment.result import flat_scores
 from fedloom.experiment.runner import Runner
 from fedloom.experiment.settings import Config
@@ -63,6 +63,8 @@ def scored_with(
     try:
         method = method_class(config["method"])
     except FedloomError as e:
+        if is_file(config["method"]):
+            raise
         raise FedloomError(
             f"{e} One that was given as a Python class is known after fedloom.register(CLASS)."
         ) from None

@@ -209,8 +209,8 @@ class Result:
 
         What the method does with newcomers is done: shared and private parts are tried, averaged or
         asked to vote, and fine-tuned on the images. These come in the data's own shape and units,
-        not normalised; labels are names of `classes`, or their numbers. `settings` are
-        options of the method that matter only here, such as `tune_epochs=5`.
+        not normalised; labels are names of `classes`, or their numbers. `settings` are options of
+        the method that matter only here, such as `tune_epochs=5`.
         """
         from fedloom.experiment.personal import personal_model
 
