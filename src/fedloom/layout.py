@@ -131,12 +131,20 @@ class Layout:
     (13, 4, 9)
     """
 
-    def __init__(self, entries: tuple[Entry, ...], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        entries: tuple[Entry, ...],
+        dtype: torch.dtype,
+        norms: Collection[str] = (),
+        whole: Layout | None = None,
+    ) -> None:
         self.entries = entries
         self.dtype = dtype
+        self.norms = frozenset(norms)  # layers that normalise: what the part `norm` names
         self.size = entries[-1].stop if entries else 0
         moved = [e for e in entries if e.kind in ("param", "extra")]
         self.trainable = moved[-1].stop if moved else 0
+        self._whole = whole
 
     @staticmethod
     def of(module: nn.Module, extras: Iterable[str] = ()) -> Layout:
@@ -170,7 +178,24 @@ class Layout:
         for name, kind, tensor in tensors:
             entries.append(Entry(name, kind, tuple(tensor.shape), at, tensor.dtype))
             at += tensor.numel()
-        return Layout(tuple(entries), next(iter(dtypes)))
+        norms = [name for name, layer in module.named_modules() if _normalises(layer)]
+        return Layout(tuple(entries), next(iter(dtypes)), norms)
+
+    def part(self, columns: Columns) -> Layout:
+        """The layout of these columns alone: what somebody who gets only them may know of them.
+
+        >>> net = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
+        >>> net.part(net.columns("head")).entries[0].name
+        '2.weight'
+        """
+        if columns.everything:
+            return self
+        entries, at = [], 0
+        for e in self.entries:
+            if any(start <= e.start and e.stop <= stop for start, stop in columns.ranges):
+                entries.append(replace(e, start=at))
+                at += e.size
+        return Layout(tuple(entries), self.dtype, self.norms, whole=self)
 
     @cached_property
     def extras(self) -> tuple[str, ...]:
@@ -245,15 +270,34 @@ class Layout:
         """The columns of a named part.
 
         `all`, `none`; `head` (the last layer) or `head:K` (the last K layers) and `body[:K]` (all
-        the rest); the name of any module or tensor (`fc1`, `layer1.0`, `fc1.weight`); several
-        of those joined by `+`; or `not` any of these.
+        the rest); `norm` (layers that normalise); the name of any module or tensor (`fc1`,
+        `layer1.0`, `fc1.weight`); several of those joined by `+`; or `not` any of these.
         """
         if part.startswith("not "):
             return self.columns(part[4:]).others()
+        if self._whole is not None and part not in ("all", "none"):
+            return self._inside(part, self._whole.columns(part))
         return Columns.union(
             itertools.chain.from_iterable(self._ranges(p.strip()) for p in part.split("+")),
             self.size,
         )
+
+    def _inside(self, part: str, wanted: Columns) -> Columns:
+        """These columns of the whole model, where they are in this part of it."""
+        assert self._whole is not None
+        mine = {e.name: e for e in self.entries}
+        named = [
+            e.name
+            for e in self._whole.entries
+            if any(start <= e.start and e.stop <= stop for start, stop in wanted.ranges)
+        ]
+        missing = next((name for name in named if name not in mine), None)
+        if missing is not None:
+            raise FedloomError(
+                f"'{part}' has columns that are not here: '{missing}' stays with the clients. Let "
+                "the mix's `part` name what it combines."
+            )
+        return Columns.union(((mine[n].start, mine[n].stop) for n in named), self.size)
 
     def _ranges(self, part: str) -> list[tuple[int, int]]:
         word, _, count = part.partition(":")
@@ -267,9 +311,11 @@ class Layout:
         if word == "head" and not self._named(part):
             last = set(self.layers[-self._head_size(part, count) :])
             return [(e.start, e.stop) for e in self.entries if e.layer in last]
+        if part == "norm" and not self._named(part):
+            return [(e.start, e.stop) for e in self.entries if e.layer in self.norms]
         found = self._named(part)
         if not found:
-            names = ["all", "none", "body", "head", "head:2", *self.layers]
+            names = ["all", "none", "body", "head", "head:2", "norm", *self.layers]
             raise unknown("part of the model", part, names)
         return found
 
@@ -290,6 +336,12 @@ class Layout:
                 f"for this model of {most + 1} layers."
             )
         return int(count)
+
+
+def _normalises(layer: nn.Module) -> bool:
+    """Batch, instance, group, layer and RMS norms, and whatever else tracks a mean."""
+    kinds = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    return isinstance(layer, kinds) or "running_mean" in layer._buffers
 
 
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -3,14 +3,26 @@
 from fedloom.local.distil import MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.local.meta import MAML, LearnedRates, MetaSGD, Reptile
 from fedloom.local.optimiser import Optimiser, Schedule
-from fedloom.local.rule import Batch, Budget, LocalRule, Net, Params, cross_entropy, gradient
+from fedloom.local.rule import (
+    Back,
+    Batch,
+    Budget,
+    Context,
+    LocalRule,
+    Net,
+    Params,
+    cross_entropy,
+    gradient,
+)
 from fedloom.local.sgd import SGD, FullGradient, Proximal
 
 __all__ = [
     "MAML",
     "SGD",
+    "Back",
     "Batch",
     "Budget",
+    "Context",
     "FullGradient",
     "LearnedRates",
     "LocalRule",

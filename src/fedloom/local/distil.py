@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.errors import FedloomError
-from fedloom.local.rule import Batch, LocalRule, Net, Params, cross_entropy
+from fedloom.local.rule import Batch, Context, LocalRule, Net, Params, cross_entropy
 
 Mask = Literal["none", "zero", "inf"]
 
@@ -31,10 +31,12 @@ class MaskedSGD(LocalRule):
     mask: Mask = "none"
 
     @property
-    def sees_classes(self) -> bool:  # type: ignore[override]
-        return self.mask != "none"
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset() if self.mask == "none" else frozenset({"classes"})
 
-    def objective(self, net: Net, params: Params, data: Mapping[str, Batch]) -> Tensor:
+    def objective(
+        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
+    ) -> Tensor:
         batch = data["train"]
         return cross_entropy(self.masked(net(params, batch.x), batch), batch)
 
@@ -71,7 +73,9 @@ class OrderedDropout(MaskedSGD):
         below = [p for p in self.levels if p < capacity]
         return [float(p) for p in rng.choice([*below, capacity], size=steps)]
 
-    def objective(self, net: Net, params: Params, data: Mapping[str, Batch]) -> Tensor:
+    def objective(
+        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
+    ) -> Tensor:
         batch = data["train"]
         wide = self.masked(net(params, batch.x), batch)
         loss = cross_entropy(wide, batch)
@@ -98,7 +102,9 @@ class SelfDistillation(MaskedSGD):
     def at(self, round: int) -> SelfDistillation:
         return replace(self, share=min(round / self.ramp, 1.0) if self.ramp else 1.0)
 
-    def objective(self, net: Net, params: Params, data: Mapping[str, Batch]) -> Tensor:
+    def objective(
+        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
+    ) -> Tensor:
         batch = data["train"]
         exits = [self.masked(logits, batch) for logits in net(params, batch.x)]
         loss = torch.stack([cross_entropy(logits, batch) for logits in exits]).sum()

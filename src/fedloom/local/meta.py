@@ -16,15 +16,17 @@ from torch import Tensor
 
 from fedloom.errors import FedloomError
 from fedloom.local.rule import (
+    Back,
     Batch,
     Budget,
+    Context,
     LocalRule,
     Net,
     Params,
-    Step,
+    Samples,
     cross_entropy,
     gradient,
-    positive,
+    non_negative,
 )
 
 SUPPORT, QUERY = "train-support", "train-query"
@@ -48,13 +50,13 @@ class MAML(LocalRule):
     differentiates = True
 
     def __post_init__(self) -> None:
-        positive("alpha", self.alpha)
+        non_negative("alpha", self.alpha)
         if self.inner_steps is not None and self.inner_steps < 1:
             raise FedloomError(f"inner_steps must be at least 1, not {self.inner_steps}.")
 
     def plan(
         self, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator
-    ) -> list[Step]:
+    ) -> list[Samples]:
         if not sizes[SUPPORT] or not sizes[QUERY]:
             return []
         return [
@@ -70,7 +72,9 @@ class MAML(LocalRule):
         order = np.concatenate([rng.permutation(n) for _ in range(passes)])
         return np.resize(order, (steps, size))
 
-    def objective(self, net: Net, params: Params, data: Mapping[str, Batch]) -> Tensor:
+    def objective(
+        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
+    ) -> Tensor:
         query = data[QUERY]
         adapted = self._adapted(net, params, data[SUPPORT])
         return cross_entropy(net(adapted, query.x), query)
@@ -116,7 +120,7 @@ class LearnedRates(LocalRule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "extras", {"alpha": self.alpha})
 
-    def direction(self, grad: Tensor, weights: Tensor, anchor: Tensor) -> Tensor:
+    def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
         half = grad.shape[-1] // 2  # the weights come first, then their rates
         step = grad[..., :half] * weights[..., half:]
         return torch.cat([step, torch.zeros_like(step)], -1)
@@ -132,5 +136,5 @@ class Reptile(LocalRule):
         if not 0 < self.epsilon <= 1:
             raise FedloomError(f"epsilon must be above 0 and at most 1, not {self.epsilon}.")
 
-    def finish(self, start: Tensor, row: Tensor, grad: Tensor) -> Tensor:
-        return row if self.epsilon == 1 else start + self.epsilon * (row - start)
+    def finish(self, me: Context, row: Tensor, grad: Tensor) -> Back:
+        return Back(row if self.epsilon == 1 else me.row + self.epsilon * (row - me.row))

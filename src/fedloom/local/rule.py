@@ -2,7 +2,8 @@
 
 A rule is written once, for one client, as four small pure functions: which batches it sees
 (`plan`), what it minimises on them (`objective`), how a gradient becomes a direction (`direction`)
-and what it hands back (`finish`). The walk through the steps and the optimiser are the engine's,
+and what it hands back (`finish`). What it was told and what it has kept, it finds in its `Context`
+under the names that it declares. The walk through the steps and the optimiser are the engine's,
 so the same rule runs serially, stacked with other clients under `vmap`, in processes or on a
 device. A rule must not know which, nor anything of files, methods or other clients.
 """
@@ -10,7 +11,7 @@ device. A rule must not know which, nor anything of files, methods or other clie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -19,9 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.errors import FedloomError
+from fedloom.kinds import Values
 
 Params = Mapping[str, Tensor]
-Step = Mapping[str, np.ndarray]
+#: the samples of one step: positions within each of the client's data parts
+Samples = Mapping[str, np.ndarray]
 
 
 class Net(Protocol):
@@ -48,7 +51,8 @@ class Batch:
     x: Tensor
     y: Tensor
     weight: Tensor | None = None
-    held: Tensor | None = None  # per class, whether the client has it; for rules that ask
+    held: Tensor | None = None  # per class, whether the client has it; for rules that need it
+    at: Tensor | None = None  # positions within the part, where the part is public
 
     def rows(self) -> Iterator[Batch]:
         """The batches of a part that a step names several of: the first axis counts them."""
@@ -104,24 +108,60 @@ class Budget:
         return out if self.steps is None else out[: self.steps]
 
 
+@dataclass(frozen=True)
+class Context:
+    """What a rule sees of its client's round beside the data. On the stacked engine, tensors have a
+    first axis of clients where `direction` sees them.
+
+    `start` are the trainable weights at the start of the round, `row` the whole model then, buffers
+    included; `told` and `kept` hold what the rule declares; `logits(x)` is what the trained model
+    answers, for `finish` only.
+    """
+
+    start: Tensor
+    row: Tensor
+    lr: float
+    steps: int | Tensor
+    told: Mapping[str, Tensor] = field(default_factory=dict)
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    public: Tensor | None = None  # images, for rules that need them
+    logits: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Back:
+    """What a client ends its round with: the model, what it keeps and what it sends, by name."""
+
+    row: Tensor
+    keeps: Mapping[str, Tensor] = field(default_factory=dict)
+    sends: Mapping[str, Tensor] = field(default_factory=dict)
+
+
 class LocalRule:
     """How a client learns. Override what differs from plain SGD on the training part.
 
     `parts` are the client's data parts that a step may name; `weighs` is the part whose size is
-    the client's weight n_k; `extras` are columns the rule adds to every weight, with their initial
-    value (Meta-SGD's learned rates); `differentiates` says that `objective` takes derivatives
-    itself, so the engine must call it on functional parameters; `sees_classes` that batches tell
-    which classes the client holds; `narrows` that it also trains narrower nets inside its own,
-    one of `widths` in each step; `sends` is what `finish` returns.
+    the client's weight n_k. `told`, `keeps` and `sends` name the values that the server tells the
+    client beside the model, that the client keeps between rounds, and that it sends beside the
+    model; `needs` the facts that it looks at (`classes`: which ones the client holds, in
+    `batch.held`; `public`: the public images, in its context and as the part `public`). `extras`
+    are columns that the rule learns for every weight, with their initial value (Meta-SGD's rates).
+
+    `differentiates` says that `objective` takes derivatives itself, so the engine must call it on
+    functional parameters; `narrows` that it also trains narrower nets inside its own, one of
+    `widths` in each step; `hands_back` what the model's columns carry after `finish`.
     """
 
     parts: tuple[str, ...] = ("train",)
     weighs: str = "train"
+    told: Values = {}
+    keeps: Values = {}
+    sends: Values = {}
+    needs: frozenset[str] = frozenset()
     extras: Mapping[str, float] = {}
     differentiates: bool = False
-    sees_classes: bool = False
     narrows: bool = False
-    sends: Literal["weights", "gradients"] = "weights"
+    hands_back: Literal["weights", "gradients"] = "weights"
 
     def at(self, round: int) -> LocalRule:
         """The rule of this round, for rules that change over time."""
@@ -133,26 +173,28 @@ class LocalRule:
 
     def plan(
         self, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator
-    ) -> list[Step]:
+    ) -> list[Samples]:
         """The steps of this round: for each, positions within the client's data parts.
 
         Positions are one batch, or, as rows of a matrix, several (`Batch.rows`)."""
         return [{"train": batch} for batch in budget.batches(sizes["train"], rng)]
 
-    def objective(self, net: Net, params: Params, data: Mapping[str, Batch]) -> Tensor:
+    def objective(
+        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
+    ) -> Tensor:
         """The scalar to minimise in one step; `net(params, x)` gives the logits."""
         return cross_entropy(net(params, data["train"].x), data["train"])
 
-    def direction(self, grad: Tensor, weights: Tensor, anchor: Tensor) -> Tensor:
-        """The gradient to follow, from the objective's and the weights now and at the start."""
+    def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
+        """The gradient to follow, from the objective's and the weights now."""
         return grad
 
-    def finish(self, start: Tensor, row: Tensor, grad: Tensor) -> Tensor:
-        """What the client hands back, from its first and last row and its last gradient."""
-        return row
+    def finish(self, me: Context, row: Tensor, grad: Tensor) -> Back:
+        """What the round comes to, from the last row and the last gradient."""
+        return Back(row)
 
 
-def positive(name: str, value: float) -> float:
+def non_negative(name: str, value: float) -> float:
     """Refuse a negative constant where a rule is made, before any work begins."""
     if not value >= 0:
         raise FedloomError(f"{name} must be zero or more, not {value}.")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.local.rule import Budget, LocalRule, Step, positive
+from fedloom.local.rule import Back, Budget, Context, LocalRule, Samples, non_negative
 
 
 @dataclass(frozen=True)
@@ -24,22 +24,22 @@ class Proximal(LocalRule):
     mu: float
 
     def __post_init__(self) -> None:
-        positive("mu", self.mu)
+        non_negative("mu", self.mu)
 
-    def direction(self, grad: Tensor, weights: Tensor, anchor: Tensor) -> Tensor:
-        return grad if self.mu == 0 else grad + self.mu * (weights - anchor)
+    def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
+        return grad if self.mu == 0 else grad + self.mu * (weights - me.start)
 
 
 @dataclass(frozen=True)
 class FullGradient(LocalRule):
     """FedSGD: one gradient over the whole local set, handed back in place of the weights."""
 
-    sends = "gradients"
+    hands_back = "gradients"
 
     def plan(
         self, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator
-    ) -> list[Step]:
+    ) -> list[Samples]:
         return [{"train": np.arange(sizes["train"])}] if sizes["train"] else []
 
-    def finish(self, start: Tensor, row: Tensor, grad: Tensor) -> Tensor:
-        return torch.cat([grad, row[grad.numel() :]])
+    def finish(self, me: Context, row: Tensor, grad: Tensor) -> Back:
+        return Back(torch.cat([grad, row[grad.numel() :]]))

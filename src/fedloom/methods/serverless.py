@@ -12,7 +12,7 @@ from fedloom.adapt import Adapt, AsIs
 from fedloom.local import SGD
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions, register
-from fedloom.mix import Mix, PeerAverage, Step
+from fedloom.mix import Mix, PeerAverage, Pull
 from fedloom.newcomer import MeanPart
 from fedloom.topology import Peers
 
@@ -64,4 +64,4 @@ class WAFL(Serverless):
     rate: float = Field(1.0, ge=0, le=2, description="λ: how far towards the models of others")
 
     def build(self) -> Method:
-        return self._method(Step(self.rate, self._shared))
+        return self._method(Pull(self.rate, self._shared))

@@ -4,7 +4,7 @@ from fedloom.mix.average import Average, GradientStep, Keep, weighted_mean
 from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
 from fedloom.mix.coverage import Coverage
 from fedloom.mix.dominating import DominatingSet
-from fedloom.mix.gossip import Gossip, PeerAverage, Step
+from fedloom.mix.gossip import Gossip, PeerAverage, Pull
 from fedloom.mix.probe import Probe
 from fedloom.mix.swap import (
     Alternate,
@@ -37,8 +37,8 @@ __all__ = [
     "Partners",
     "PeerAverage",
     "Probe",
+    "Pull",
     "RandomPairs",
-    "Step",
     "Swap",
     "Traffic",
     "weighted_mean",

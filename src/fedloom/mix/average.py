@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.layout import Layout
-from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
+from fedloom.mix.base import Gathering, Mix, Mixed
 from fedloom.mix.gossip import PeerAverage
 
 
@@ -58,24 +57,7 @@ class Average(Mix):
         return PeerAverage(self.part)
 
     def combine(self, g: Gathering) -> Mixed:
-        return Mixed(shared=self.average(g.layout, g.rows, g.weights, g.shared, g.indexes))
-
-    def average(
-        self,
-        layout: Layout,
-        rows: Tensor,
-        weights: np.ndarray,
-        old: Tensor,
-        indexes: tuple[Tensor | None, ...] | None,
-    ) -> Tensor:
-        """`old` with the mean of the rows in the columns of `part`."""
-        columns = layout.columns(self.part)
-        if indexes is not None and not columns.everything:
-            indexes = tuple(None if i is None else columns.within(i) for i in indexes)
-        mean = weighted_mean(columns.take(rows), weights, columns.take(old), indexes)
-        out = old.clone()
-        columns.put(out, mean)
-        return out
+        return Mixed(shared=weighted_mean(g.rows, g.weights, g.shared, g.indexes))
 
 
 @dataclass(frozen=True)
@@ -114,7 +96,3 @@ class Keep(Mix):
 
     def combine(self, g: Gathering) -> Mixed:
         return Mixed()
-
-    def traffic(self, g: Gathering) -> Traffic:
-        nothing = np.zeros(len(g.clients), dtype=np.int64)
-        return Traffic(nothing, nothing)

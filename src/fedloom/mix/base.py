@@ -1,38 +1,69 @@
-"""The contract of a mix: how what came back from the clients becomes the next state.
+"""The contract of a mix: how what the clients sent becomes the next state.
 
-A mix says which columns it combines (`part`) and where they live afterwards (`home`): on the
-server, as one shared row, or on each node. Everything it does not combine stays with the client
-that trained it. From those two words follow what is stored per client, what a checkpoint holds and
-what crosses the network. `combine` is pure: it reads a `Gathering` and returns a `Mixed`.
+A mix says which columns of the model it combines (`part`) and where they live afterwards (`home`):
+on the server, as one shared row, or on each node. Everything else stays with the client that
+trained it and never gets here: what a mix sees are the columns that were sent, the values sent with
+them by name, the state that it declares and the facts that it needs. `combine` is pure: it reads a
+`Gathering` and returns a `Mixed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from fedloom.errors import FedloomError
+from fedloom.kinds import Values
 from fedloom.layout import Columns, Layout
+from fedloom.local.optimiser import Optimiser
 from fedloom.mix.probe import Probe
 from fedloom.topology.base import Contacts
 
 Home = Literal["server", "node"]
 Fields = dict[str, Tensor]
+V = TypeVar("V")
+
+
+class Declared(Mapping[str, V]):
+    """Values by name; one that was not declared is refused in a sentence."""
+
+    def __init__(self, values: Mapping[str, V], part: str, word: str) -> None:
+        self._values, self._part, self._word = dict(values), part, word
+
+    def __getitem__(self, name: str) -> V:
+        if name not in self._values:
+            raise FedloomError(
+                f"{self._part} reads '{name}', which is not declared: add it to `{self._word}`, so "
+                "that checkpoints, messages and the manifest know of it."
+            )
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 @dataclass(frozen=True)
 class Gathering:
-    """All that a mix may look at in one round.
+    """All that a mix may look at in one round: a line for each client that sent something.
 
-    `rows[i]` is the whole row of `clients[i]` after training (what its rule handed back);
-    `indexes[i]`, where a selector chose a sub-model, are the columns that it really trained
-    (None: all of them). `memory` holds what the mix declared, by name and key; `probe` the public
-    set, if it said that it `sees_public`; `accuracy[i]` is that of `rows[i]` on the part that it
-    `validates` on (NaN: nothing there).
+    `rows[i]` are the columns of the model that `clients[i]` sent, `layout` names them;
+    `indexes[i]`, where it trained a sub-model, says which of them it really trained (None: all).
+    `shared` are the same columns as they were told. `sent` holds what came beside the model, a line
+    each; `state` what the server keeps by name, `memory` what it keeps by name and key. `total` is
+    the number of registered clients N; `weights` are n_k, `steps` the steps that each one took.
+
+    `facts` are those that the mix `needs`; read them as `classes`, `class_of`, `public` and
+    `accuracy`.
     """
 
     round: int
@@ -45,17 +76,39 @@ class Gathering:
     lr: float
     stream: Callable[..., np.random.Generator]
     indexes: tuple[Tensor | None, ...] | None = None
-    whole_down: bool = False  # sub-models are chosen on the client, from the whole model
-    holds: np.ndarray | None = None  # clients × classes, for mixes that ask
-    class_of: Tensor | None = None  # per column, the class it works for alone, or −1
+    total: int = 0
+    steps: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    sent: Mapping[str, Tensor] = field(default_factory=dict)
+    state: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
-    probe: Probe | None = None
-    accuracy: np.ndarray | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> np.ndarray:
+        """Senders × classes: whether the client holds samples of the class."""
+        return self.facts["classes"][0]  # type: ignore[no-any-return]
+
+    @property
+    def class_of(self) -> Tensor:
+        """Per column, the class that it works for alone, or −1."""
+        return self.facts["classes"][1]  # type: ignore[no-any-return]
+
+    @property
+    def public(self) -> Probe:
+        """The public set, and a way to run models on it."""
+        return self.facts["public"]  # type: ignore[no-any-return]
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """Of what each client sent, on the part of its data that the mix `validates` on (NaN:
+        nothing there)."""
+        return self.facts["accuracy"]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Values sent by each of the gathered clients in a round, up and down."""
+    """Values sent by each of the gathered nodes to others in a round, and received by it."""
 
     up: np.ndarray
     down: np.ndarray
@@ -63,39 +116,44 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Mixed:
-    """What changes: the shared row, some nodes' rows, what is remembered.
+    """What changes: the shared columns, those of some nodes, what the server keeps.
 
-    `reset` forgets every kept row first, so that all go on from the shared one. `traffic` is for a
-    mix that knows only now who was sent what. `record` (numbers) goes into the table of rounds,
-    `report` (plain values of any shape) into the round's record, for people and pictures only.
+    `reset` has every client go on from the shared columns. `traffic` is for nodes that meet, where
+    only the exchange itself tells who sent what to whom. `metrics` (numbers) go into the table of
+    rounds, `notes` (plain values of any shape) into the round's record, for people and pictures.
     """
 
     shared: Tensor | None = None
     clients: np.ndarray | None = None
     rows: Tensor | None = None
     reset: bool = False
+    state: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
     traffic: Traffic | None = None
-    record: Mapping[str, float] = field(default_factory=dict)
-    report: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Mix:
-    """How models combine. `memory` names what it remembers between rounds; `takes_parts`: it can
-    combine sub-models, element by element; `sees_classes`: it wants to know who holds which
-    classes; `sees_public`: it puts models to the public set, which the server then must have;
-    `meets`: nodes combine what those they meet tell them; `validates`: the part of a client's data
-    on which its row is scored before it is combined."""
+    """How models combine.
+
+    `keeps` are values that the server keeps between rounds, by name and kind; `takes` the names of
+    what clients send beside the model that it combines; `memory` names what it keeps by key.
+    `needs` are facts: `classes` (who holds which), `public` (the server's images), `accuracy` (of
+    what was sent, on the part that it `validates` on). `takes_parts`: it can combine sub-models,
+    element by element; `meets`: nodes combine what those they meet tell them.
+    """
 
     part: str = "all"
     home: Home = "server"
     expects: Literal["weights", "gradients"] = "weights"
+    keeps: Values = {}
+    takes: frozenset[str] = frozenset()
     memory: tuple[str, ...] = ()
-    takes_parts: bool = True
-    sees_classes: bool = False
-    sees_public: bool = False
-    meets: bool = False
+    needs: frozenset[str] = frozenset()
     validates: str | None = None
+    takes_parts: bool = True
+    meets: bool = False
 
     def among_nodes(self) -> Mix:
         """The same without a server, for nodes that meet."""
@@ -106,23 +164,15 @@ class Mix:
             "that only meet one another. Leave the topology out, or choose another method."
         )
 
+    def senders(
+        self, round: int, clients: np.ndarray, stream: Callable[..., np.random.Generator]
+    ) -> np.ndarray:
+        """Who of the round's participants is asked to send its model."""
+        return clients
+
     def combine(self, g: Gathering) -> Mixed:
         raise NotImplementedError
-
-    def traffic(self, g: Gathering) -> Traffic:
-        """Values up and down per client: the mixed columns both ways, or those selected."""
-        mixed = g.layout.columns(self.part)
-        up = np.full(len(g.clients), len(mixed), dtype=np.int64)
-        down = up.copy()
-        for i, index in enumerate(g.indexes or ()):
-            if index is not None:
-                up[i] = _count_inside(index, mixed)
-        return Traffic(up, down if g.whole_down else up.copy())
 
     def kept(self, layout: Layout) -> Columns:
         """The columns that live with the clients."""
         return layout.columns("all") if self.home == "node" else layout.columns(self.part).others()
-
-
-def _count_inside(index: Tensor, columns: Columns) -> int:
-    return int(sum(((index >= a) & (index < b)).sum() for a, b in columns.ranges))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.mix.average import Average
+from fedloom.mix.average import Average, weighted_mean
 from fedloom.mix.base import Gathering, Mix, Mixed
 from fedloom.mix.gossip import PeerAverage
 
@@ -32,8 +32,8 @@ class Coverage(Average):
     old_votes: bool = False
 
     @property
-    def sees_classes(self) -> bool:  # type: ignore[override]
-        return self.by_class
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"classes"}) if self.by_class else frozenset()
 
     def among_nodes(self) -> Mix:
         if self != Coverage(self.part):
@@ -54,14 +54,12 @@ class Coverage(Average):
             rows = torch.cat([rows, g.shared.unsqueeze(0)])
             weights = np.append(weights, weights.mean())
             indexes = (*indexes, None)
-        return Mixed(shared=self.average(g.layout, rows, weights, g.shared, indexes))
+        return Mixed(shared=weighted_mean(rows, weights, g.shared, indexes))
 
 
 def _without(g: Gathering, client: int, index: Tensor | None) -> Tensor:
     """A client's columns, but for the rows of classes that it does not hold."""
-    assert g.holds is not None
-    assert g.class_of is not None
     counts = torch.ones(g.class_of.shape, dtype=torch.bool)
     owned = g.class_of >= 0
-    counts[owned] = torch.from_numpy(g.holds[client])[g.class_of[owned]]
+    counts[owned] = torch.from_numpy(g.classes[client])[g.class_of[owned]]
     return torch.nonzero(counts).flatten() if index is None else index[counts[index]]

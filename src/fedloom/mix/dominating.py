@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedloom.errors import FedloomError
-from fedloom.layout import Columns, Layout
+from fedloom.layout import Layout
 from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
 from fedloom.mix.knowledge import NOTHING, Entries, Knowledge, LocalGraph
 
@@ -118,6 +118,7 @@ class DominatingSet(Mix):
     home = "node"
     meets = True
     memory = ("knowledge",)
+    needs = frozenset({"accuracy"})
 
     def __post_init__(self) -> None:
         _ = self._criteria  # a matrix that is wrong is refused where it enters
@@ -163,16 +164,14 @@ class DominatingSet(Mix):
     def combine(self, g: Gathering) -> Mixed:
         from scipy.sparse import csr_array
 
-        assert g.accuracy is not None
-        columns = g.layout.columns(self.part)
-        compared, length = self._compared(g.layout, columns)
+        compared, length = self._compared(g.layout)
         before = g.memory["knowledge"].get(0)
         old = (
             Knowledge.of(before)
             if before is not None
-            else Knowledge.none(len(columns), g.rows.dtype)
+            else Knowledge.none(g.layout.size, g.rows.dtype)
         )
-        knowledge, traffic = self._exchange(g, old, columns, compared)
+        knowledge, traffic = self._exchange(g, old, compared)
         heard = (knowledge.met[g.clients] == g.round).any(axis=1)
         moves = np.flatnonzero(heard | self.mix_alone)
         at = [np.empty(0, dtype=np.int64)]
@@ -187,28 +186,26 @@ class DominatingSet(Mix):
         used, source = np.unique(np.concatenate(at), return_inverse=True)
         starts = np.concatenate([[0], np.cumsum(sizes)])
         matrix = csr_array((np.concatenate(share), source, starts), shape=(len(sizes), len(used)))
-        own = columns.take(g.rows).to(torch.float64, copy=True).numpy()
+        own = g.rows.to(torch.float64, copy=True).numpy()
         mean = matrix @ knowledge.entries.rows[torch.from_numpy(used)].double().numpy()
         # The same as eq. 16; so written, a node that knows only itself keeps its model to the bit.
         own[moves] += self.delta * (mean - own[moves])
-        rows = g.rows.clone()
-        columns.put(rows, torch.from_numpy(own).to(rows.dtype))
-        record: dict[str, float] = {
+        metrics: dict[str, float] = {
             "known": float((knowledge.known[g.clients] >= 0).sum() / max(len(g.clients), 1)),
             "entries": len(knowledge.entries),
         }
         if sizes:
-            record |= {"dominating": float(np.mean(sizes)), "age": float(ages.mean())}
+            metrics |= {"dominating": float(np.mean(sizes)), "age": float(ages.mean())}
         return Mixed(
             clients=g.clients,
-            rows=rows,
+            rows=torch.from_numpy(own).to(g.rows.dtype),
             memory={"knowledge": {0: knowledge.fields()}},
             traffic=traffic,
-            record=record,
+            metrics=metrics,
         )
 
     def _exchange(
-        self, g: Gathering, old: Knowledge, columns: Columns, compared: torch.Tensor | None
+        self, g: Gathering, old: Knowledge, compared: torch.Tensor | None
     ) -> tuple[Knowledge, Traffic]:
         """Everybody tells of itself, and those that meet tell each other all they know."""
         sender, receiver, late = g.contacts.messages()
@@ -219,7 +216,7 @@ class DominatingSet(Mix):
         met = old.met.copy()
         met[receiver[late == 0], sender[late == 0]] = g.round
         met[old.receiver[arrives], old.sender[arrives]] = g.round
-        new = self._told(g, met, since, columns)
+        new = self._told(g, met, since)
         mine = old.known.copy()
         mine[g.clients, g.clients] = len(old.entries) + np.arange(len(new))  # they come behind
         known, traffic = self._merge(
@@ -240,7 +237,7 @@ class DominatingSet(Mix):
         place[kept] = np.arange(len(kept))
         place[len(old.entries) : -1] = len(kept) + np.arange(len(new))
         knowledge = Knowledge(
-            entries=old.entries.replaced(kept, new, columns.take(g.shared), compared),
+            entries=old.entries.replaced(kept, new, g.shared, compared),
             known=place[known],
             met=met,
             receiver=np.concatenate([old.receiver[going], receiver[later]]),
@@ -250,14 +247,13 @@ class DominatingSet(Mix):
         )
         return knowledge, Traffic(traffic.up[g.clients], traffic.down[g.clients])
 
-    def _told(self, g: Gathering, met: np.ndarray, since: int, columns: Columns) -> Entries:
+    def _told(self, g: Gathering, met: np.ndarray, since: int) -> Entries:
         """What the nodes tell of themselves in this round. Whoever has nothing to validate on has
         shown no accuracy."""
-        assert g.accuracy is not None
         met = met[g.clients].astype(np.int32)
         return replace(
-            Entries.none(len(columns), g.rows.dtype),
-            rows=columns.take(g.rows),
+            Entries.none(g.layout.size, g.rows.dtype),
+            rows=g.rows,
             owner=g.clients,
             round=np.full(len(g.clients), g.round),
             size=g.weights,
@@ -313,16 +309,11 @@ class DominatingSet(Mix):
         np.fill_diagonal(stays, True)
         return np.where(stays, known, NOTHING)
 
-    def _compared(self, layout: Layout, columns: Columns) -> tuple[torch.Tensor | None, int]:
-        """The combined columns that distances are taken on (None: all), and their number."""
+    def _compared(self, layout: Layout) -> tuple[torch.Tensor | None, int]:
+        """The columns that distances are taken on (None: all), and their number."""
         if self.layers == "all":
-            return None, len(columns)
-        inside = columns.within(layout.columns(self.layers).index)
-        if not len(inside):
-            raise FedloomError(
-                f"layers={self.layers}: models can't be compared there, as nodes keep that part to "
-                f"themselves (they share {self.part}). Name a part that is shared."
-            )
+            return None, layout.size
+        inside = layout.columns(self.layers).index
         return inside, len(inside)
 
 

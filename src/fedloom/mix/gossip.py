@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.layout import Columns
 from fedloom.mix.base import Fields, Gathering, Mix, Mixed, Traffic
 
 
@@ -79,8 +78,7 @@ class Gossip(Mix):
     def combine(self, g: Gathering) -> Mixed:
         from scipy.sparse import csr_array
 
-        columns = g.layout.columns(self.part)
-        now, later, traffic = self._deliver(g, columns)
+        now, later, traffic = self._deliver(g)
         share, own = self.shares(now.receiver, now.weight, g.weights)
         count = len(g.clients)
         here = np.arange(count)
@@ -90,29 +88,28 @@ class Gossip(Mix):
             np.concatenate([here, count + now.carries]),
         )
         matrix = csr_array((entries, (to, source)), shape=(count, count + len(now.rows)))
-        values = torch.cat([columns.take(g.rows), now.rows]).double().numpy()
+        values = torch.cat([g.rows, now.rows]).double().numpy()
         if g.indexes is None or all(index is None for index in g.indexes):
             mixed = matrix @ values
         else:
-            covers = torch.cat([_covers(g, columns), now.covers]).numpy()
+            covers = torch.cat([_covers(g), now.covers]).numpy()
             covered = matrix @ covers.astype(np.float64)
             with np.errstate(invalid="ignore"):
                 mixed = (matrix @ (values * covers)) / covered
             mixed = np.where(covered > 0, mixed, values[:count])
-        rows = g.rows.clone()
-        columns.put(rows, torch.from_numpy(mixed).to(rows.dtype))
+        rows = torch.from_numpy(mixed).to(g.rows.dtype)
         late = bool(len(later.due)) or 0 in g.memory["mail"]
         memory = {"mail": {0: later.fields()}} if late else {}
         return Mixed(clients=g.clients, rows=rows, memory=memory, traffic=traffic)
 
-    def _deliver(self, g: Gathering, columns: Columns) -> tuple[Mail, Mail, Traffic]:
+    def _deliver(self, g: Gathering) -> tuple[Mail, Mail, Traffic]:
         """What arrives in this round, receivers as positions; what is still under way; bytes."""
         sender, receiver, late = g.contacts.messages()
         sender = np.searchsorted(g.clients, sender)
-        covers = _covers(g, columns)
+        covers = _covers(g)
         weight, due = g.weights[sender], g.round + late
-        sent = Mail(columns.take(g.rows), covers, sender, receiver, due, weight)
-        mail = Mail.of(g.memory["mail"].get(0), len(columns), g.rows.dtype)
+        sent = Mail(g.rows, covers, sender, receiver, due, weight)
+        mail = Mail.of(g.memory["mail"].get(0), g.layout.size, g.rows.dtype)
         mail = mail.joined(sent.keep(late > 0)) if (late > 0).any() else mail
         arrives = (mail.due <= g.round) & np.isin(mail.receiver, g.clients)
         now = sent.keep(late == 0)
@@ -127,15 +124,15 @@ class Gossip(Mix):
         return now, later, Traffic(up, down)
 
 
-def _covers(g: Gathering, columns: Columns) -> Tensor:
+def _covers(g: Gathering) -> Tensor:
     """Which of these columns each client trained."""
     if g.indexes is None or all(index is None for index in g.indexes):
-        return torch.ones(1, 1, dtype=torch.bool).expand(len(g.clients), len(columns))
-    out = torch.ones((len(g.clients), len(columns)), dtype=torch.bool)
+        return torch.ones(1, 1, dtype=torch.bool).expand(len(g.clients), g.layout.size)
+    out = torch.ones((len(g.clients), g.layout.size), dtype=torch.bool)
     for i, index in enumerate(g.indexes):
         if index is not None:
             out[i] = False
-            out[i, columns.within(index)] = True
+            out[i, index] = True
     return out
 
 
@@ -154,7 +151,7 @@ class PeerAverage(Gossip):
 
 
 @dataclass(frozen=True)
-class Step(Gossip):
+class Pull(Gossip):
     """WAFL: w_n ← w_n + λ Σ (w_k − w_n) / (|nbr(n)| + 1) over those that reached it."""
 
     rate: float = 1.0  # λ

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedloom.errors import FedloomError
-from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
+from fedloom.kinds import Values
+from fedloom.mix.base import Gathering, Mix, Mixed
 from fedloom.similarity import Measure, similarity_matrix, weight_matrix
 
 Pairs = list[tuple[int, int]]
+Stream = Callable[..., np.random.Generator]
 
 MOST_REPORTED = 200  # clients whose similarities are written to a round's record
 
@@ -26,7 +28,7 @@ MOST_REPORTED = 200  # clients whose similarities are written to a round's recor
 class Likeness(ABC):
     """How alike the gathered models are, all pairs of them."""
 
-    sees_public: bool = False
+    needs: frozenset[str] = frozenset()
 
     @abstractmethod
     def matrix(self, g: Gathering) -> np.ndarray: ...
@@ -49,15 +51,14 @@ class OnProbes(Likeness):
     measure: Measure
     layers: tuple[str, ...] | None = None
     probes: int = 256
-    sees_public: bool = field(default=True, init=False, repr=False)
+    needs = frozenset({"public"})
 
     def matrix(self, g: Gathering) -> np.ndarray:
-        assert g.probe is not None
-        x = g.probe.x
+        x = g.public.x
         if len(x) > self.probes:
             drawn = g.stream("probes").choice(len(x), self.probes, replace=False)
             x = x[torch.from_numpy(np.sort(drawn)).to(x.device)]
-        return similarity_matrix(g.probe.models(g.rows), x, self.measure, self.layers).numpy()
+        return similarity_matrix(g.public.models(g.rows), x, self.measure, self.layers).numpy()
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,23 @@ class Exchange:
             order[[a, b]] = order[[b, a]]
         return order
 
+    def moved(self, n: int) -> np.ndarray:
+        """Which of n clients have another model afterwards."""
+        return np.flatnonzero(self.order(n) != np.arange(n))
+
 
 class Partners(ABC):
-    """Who exchanges models with whom. `compares`: the server must see all models to say so."""
+    """Who exchanges models with whom, as positions among the n of a round."""
 
-    compares: bool = False
-    sees_public: bool = False
+    needs: frozenset[str] = frozenset()
 
-    @abstractmethod
-    def choose(self, g: Gathering) -> Exchange: ...
+    def before(self, n: int, stream: Stream) -> Exchange | None:
+        """The exchange, where no model has to be seen to choose it: then nobody else sends one."""
+        return None
+
+    def choose(self, g: Gathering) -> Exchange:
+        """The exchange, by the models that were sent."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -96,9 +105,8 @@ class RandomPairs(Partners):
 
     share: float = 1.0
 
-    def choose(self, g: Gathering) -> Exchange:
-        n = len(g.clients)
-        drawn = g.stream("swap").permutation(n)[: 2 * swaps(n, self.share)]
+    def before(self, n: int, stream: Stream) -> Exchange:
+        drawn = stream("swap").permutation(n)[: 2 * swaps(n, self.share)]
         return Exchange([(int(a), int(b)) for a, b in drawn.reshape(-1, 2)])
 
 
@@ -106,20 +114,18 @@ class RandomPairs(Partners):
 class InTurn(Partners):
     """Algorithm 4-1 to the letter: each client in turn exchanges with one drawn among all."""
 
-    def choose(self, g: Gathering) -> Exchange:
-        n = len(g.clients)
-        return Exchange([(k, int(r)) for k, r in enumerate(g.stream("swap").integers(n, size=n))])
+    def before(self, n: int, stream: Stream) -> Exchange:
+        return Exchange([(k, int(r)) for k, r in enumerate(stream("swap").integers(n, size=n))])
 
 
 @dataclass(frozen=True)
 class _ByLikeness(Partners):
     likeness: Likeness
     share: float = 1.0
-    sees_public: bool = field(init=False, repr=False)
-    compares: bool = field(default=True, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sees_public", self.likeness.sees_public)
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.likeness.needs
 
     def choose(self, g: Gathering) -> Exchange:
         matrix = self.likeness.matrix(g)
@@ -191,26 +197,29 @@ def least_pairs(matrix: np.ndarray, count: int) -> Pairs:
 
 @dataclass(frozen=True)
 class Swap(Mix):
-    """Clients exchange whole models through the server, which keeps none."""
+    """Clients exchange models through the server, which keeps none."""
 
     partners: Partners
+    part: str = "all"
     home = "node"
-    sees_public: bool = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sees_public", self.partners.sees_public)
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.partners.needs
+
+    def senders(self, round: int, clients: np.ndarray, stream: Stream) -> np.ndarray:
+        exchange = self.partners.before(len(clients), stream)
+        return clients if exchange is None else clients[exchange.moved(len(clients))]
 
     def combine(self, g: Gathering) -> Mixed:
-        exchange = self.partners.choose(g)
-        order = exchange.order(len(g.clients))
-        moved = order != np.arange(len(order))
-        sent = np.ones_like(moved) if self.partners.compares else moved
-        size = g.layout.size
+        everybody = g.contacts.participants
+        exchange = self.partners.before(len(everybody), g.stream) or self.partners.choose(g)
+        moved = exchange.moved(len(everybody))
+        source = np.searchsorted(g.clients, everybody[exchange.order(len(everybody))[moved]])
         return Mixed(
-            clients=g.clients,
-            rows=g.rows[torch.from_numpy(order)],
-            traffic=Traffic(sent * size, moved * size),
-            report=_report(g.clients, exchange),
+            clients=everybody[moved],
+            rows=g.rows[torch.from_numpy(source)],
+            notes=_notes(everybody, exchange),
         )
 
 
@@ -223,8 +232,6 @@ class Alternate(Mix):
     then: Mix
     every: int
     home = "node"
-    sees_public: bool = field(init=False, repr=False)
-    memory: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.usual.home, self.then.home) != ("node", "server"):
@@ -232,30 +239,59 @@ class Alternate(Mix):
                 f"{type(self.usual).__name__} and {type(self.then).__name__} can't take turns: the "
                 "first must keep models on the nodes, the second make one shared model of them."
             )
-        parts = (self.usual, self.then) if self.every > 1 else (self.then,)
-        object.__setattr__(self, "sees_public", any(p.sees_public for p in parts))
-        object.__setattr__(self, "memory", self.usual.memory + self.then.memory)
+        if self.usual.part != self.then.part:
+            raise FedloomError(
+                f"{type(self.usual).__name__} combines '{self.usual.part}' and "
+                f"{type(self.then).__name__} '{self.then.part}': give both the same part."
+            )
+
+    @property
+    def _used(self) -> tuple[Mix, ...]:
+        return (self.usual, self.then) if self.every > 1 else (self.then,)
+
+    @property
+    def part(self) -> str:  # type: ignore[override]
+        return self.then.part
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset().union(*(mix.needs for mix in self._used))
+
+    @property
+    def takes(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset().union(*(mix.takes for mix in self._used))
+
+    @property
+    def keeps(self) -> Values:  # type: ignore[override]
+        return {name: kind for mix in self._used for name, kind in mix.keeps.items()}
+
+    @property
+    def memory(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.usual.memory + self.then.memory
+
+    def _turn(self, round: int) -> Mix:
+        return self.usual if round % self.every else self.then
+
+    def senders(self, round: int, clients: np.ndarray, stream: Stream) -> np.ndarray:
+        return self._turn(round).senders(round, clients, stream)
 
     def combine(self, g: Gathering) -> Mixed:
+        mixed = self._turn(g.round).combine(g)
         if g.round % self.every:
-            return self.usual.combine(g)
-        mixed = self.then.combine(g)
-        return replace(mixed, reset=True, report={"event": "average", **mixed.report})
-
-    def traffic(self, g: Gathering) -> Traffic:
-        return (self.usual if g.round % self.every else self.then).traffic(g)
+            return mixed
+        return replace(mixed, reset=True, notes={"event": "average", **mixed.notes})
 
 
-def _report(clients: np.ndarray, exchange: Exchange) -> dict[str, Any]:
+def _notes(clients: np.ndarray, exchange: Exchange) -> dict[str, Any]:
     """Who exchanged with whom; similarities as the rows of the triangle above the diagonal."""
     named = clients.tolist()
-    report: dict[str, Any] = {
+    notes: dict[str, Any] = {
         "event": "swap",
         "pairs": [[named[a], named[b]] for a, b in exchange.pairs],
     }
     if exchange.similarity is not None:
-        report["comparisons"] = exchange.comparisons
+        notes["comparisons"] = exchange.comparisons
         if len(named) <= MOST_REPORTED:
             above = exchange.similarity[np.triu_indices(len(named), 1)]
-            report["similarity"] = [float(f"{value:.9g}") for value in above]
-    return report
+            notes["similarity"] = [float(f"{value:.9g}") for value in above]
+    return notes
