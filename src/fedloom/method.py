@@ -1,8 +1,8 @@
-"""A method is a declaration: topology × select × local × mix × adapt (× newcomer).
+"""A method is a declaration: topology × select × local × mix × adapt (× newcomer × own).
 
 This is the contract that all methods share. A method names its parts and nothing else; the runner
-walks the round, the engine trains, and everything that follows from the parts (state, checkpoints,
-traffic, who keeps what) is derived from what they declare.
+walks the round, the engine trains, and everything that follows from the parts (messages, state,
+checkpoints, bytes, who keeps what) is derived from what they declare.
 
     FedAvg  = Method(local=SGD(), mix=Average())
     FedProx = Method(local=Proximal(mu), mix=Average())
@@ -10,20 +10,38 @@ traffic, who keeps what) is derived from what they declare.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from fedloom.adapt import Adapt, AsIs
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, unknown
 from fedloom.local import SGD, LocalRule
 from fedloom.mix import Average, Mix
 from fedloom.newcomer import Newcomer, Shared
 from fedloom.select import Select, Whole
 from fedloom.topology import Star, Topology
 
+#: facts that a part may ask for by a word in `needs`, who may ask, and what they are
+FACTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "classes": (("local", "mix", "topology"), "which classes a client holds"),
+    "public": (("local", "select", "mix"), "the public images"),
+    "labels": (("select", "mix"), "labels of the public images"),
+    "data": (("select",), "the client's own data"),
+    "last": (("select",), "what a client last sent"),
+    "accuracy": (("mix",), "accuracy of what a client sent, on a part of its own data"),
+    "samples": (("topology",), "how many samples a client has"),
+    "capacity": (("topology",), "the share of the model that a client can train"),
+    "speed": (("topology",), "how fast a client is, relative to others"),
+    "seen": (("topology",), "the last round in which a client took part"),
+}
+
 
 @dataclass(frozen=True)
 class Method:
-    """Six choices. Combinations that make no sense are refused with the reason.
+    """A few choices. Combinations that make no sense are refused with the reason.
+
+    `own`, where it is given, is the rule by which every client trains a second model, which it
+    keeps, beside the shared one, and with which it is scored (Ditto).
 
     >>> Method(mix=Average(part="body")).mix.home
     'server'
@@ -35,6 +53,7 @@ class Method:
     select: Select = field(default_factory=Whole)
     adapt: Adapt = field(default_factory=AsIs)
     newcomer: Newcomer = field(default_factory=Shared)
+    own: LocalRule | None = None
 
     def among(self, topology: Topology) -> Method:
         """The same method for nodes that meet as this topology says, or why that can't be."""
@@ -45,57 +64,109 @@ class Method:
             )
         return replace(self, topology=topology, mix=self.mix.among_nodes())
 
+    def needs(self, fact: str) -> bool:
+        """Whether any part looks at this fact."""
+        return any(fact in part.needs for _, part in self._parts())
+
     def __post_init__(self) -> None:
-        names = {name: type(getattr(self, name)).__name__ for name in ("local", "mix", "topology")}
-        if self.local.sends != self.mix.expects:
-            raise FedloomError(
-                f"{names['local']} hands back {self.local.sends}, but {names['mix']} combines "
-                f"{self.mix.expects}. Use a mix for {self.local.sends}, or another local rule."
+        for reason in (*self._wrong_words(), *self._wrong_pairs(), *self._wrong_places()):
+            raise FedloomError(reason)
+
+    def _parts(self) -> Iterator[tuple[str, LocalRule | Mix | Topology | Select]]:
+        named = {"local": self.local, "mix": self.mix, "topology": self.topology,
+                 "select": self.select}  # fmt: skip
+        yield from named.items()
+        if self.own is not None:
+            yield "local", self.own
+
+    def _wrong_words(self) -> Iterator[str]:
+        """What a part asks for, is told or sends, and nobody provides or takes."""
+        for role, part in self._parts():
+            name = type(part).__name__
+            for fact in sorted(part.needs):
+                if fact not in FACTS:
+                    yield str(unknown(f"fact that {name} needs", fact, FACTS))
+                elif role not in FACTS[fact][0]:
+                    yield (
+                        f"{name} needs '{fact}' ({FACTS[fact][1]}), which is not there for "
+                        f"{role}: only for {' and '.join(FACTS[fact][0])}."
+                    )
+            if not self.topology.server and {"public", "last"} & part.needs:
+                yield (
+                    f"{name} looks at a public set, which only a server holds, and "
+                    f"{type(self.topology).__name__} has none. Use a part that needs no public set."
+                )
+        local, mix = type(self.local).__name__, type(self.mix).__name__
+        for word in sorted(set(self.local.told) - set(self.mix.keeps)):
+            yield (
+                f"{local} is told '{word}', which nobody keeps. Use a mix that declares it in "
+                f"`keeps`, in place of {mix}."
             )
-        if not self.topology.server and self.mix.home == "server":
-            raise FedloomError(
-                f"{names['mix']} needs a server to hold the shared model, and "
-                f"{names['topology']} has none. Use a mix whose models live on the nodes."
+        for word in sorted(set(self.local.sends) - self.mix.takes):
+            yield (
+                f"{local} sends '{word}', which {mix} does not combine. Use a mix that names it in "
+                "`takes`, or another local rule."
             )
-        if not self.topology.server and self.mix.sees_public:
-            raise FedloomError(
-                f"{names['mix']} looks at a public set, which only a server holds, and "
-                f"{names['topology']} has none. Use a mix that needs no public set."
-            )
-        if self.topology.server and self.mix.meets:
-            raise FedloomError(
-                f"{names['mix']} combines the models of nodes that meet, but with "
-                f"{names['topology']} all talk to a server. Give nodes a topology, such as Peers()."
-            )
-        if self.topology.pools and self.mix.home == "node":
-            raise FedloomError(
-                f"{names['topology']} trains one model on everyone's data, but "
-                f"{names['mix']} keeps a model on each client. Use a mix with a shared model."
+        for word in sorted(self.mix.takes - set(self.local.sends)):
+            yield f"{mix} combines '{word}', which {local} does not send. Use a rule that does."
+
+    def _wrong_pairs(self) -> Iterator[str]:
+        """Parts that do not fit each other."""
+        local, mix = type(self.local).__name__, type(self.mix).__name__
+        if self.local.hands_back != self.mix.expects:
+            yield (
+                f"{local} hands back {self.local.hands_back}, but {mix} combines "
+                f"{self.mix.expects}. Use a mix for {self.local.hands_back}, or another local rule."
             )
         unlearned = set(self.adapt.rule.extras if self.adapt.rule else ()) - set(self.local.extras)
         if unlearned:
-            raise FedloomError(
+            yield (
                 f"{type(self.adapt.rule).__name__} needs values ({', '.join(sorted(unlearned))}) "
-                f"that {names['local']} does not learn. Use a local rule that does, or another "
-                "adapt."
+                f"that {local} does not learn. Use a local rule that does, or another adapt."
             )
         if self.newcomer.choice == "best" and self.adapt.rule is None:
-            raise FedloomError(
+            yield (
                 f"{type(self.newcomer).__name__} picks a part by how it adapts to the support "
                 "part, but nothing is adapted. Give the method an adapt, such as FineTune()."
             )
         if not self.mix.takes_parts and not isinstance(self.select, Whole):
-            raise FedloomError(
-                f"{names['mix']} combines whole models, and {type(self.select).__name__} gives "
+            yield (
+                f"{mix} combines whole models, and {type(self.select).__name__} gives "
                 "clients parts of it. Use a mix that averages element by element."
             )
         if self.local.narrows and not (self.select.nested and self.select.cuts):
-            raise FedloomError(
-                f"{names['local']} trains narrower nets inside a client's own, and "
+            yield (
+                f"{local} trains narrower nets inside a client's own, and "
                 f"{type(self.select).__name__} has none such. Use Ordered()."
             )
-        if self.topology.pools and not isinstance(self.select, Whole):
-            raise FedloomError(
-                f"{names['topology']} has one learner, so there is no weaker client to give a "
-                f"sub-model to. Drop {type(self.select).__name__}."
+        if self.own is not None and (not isinstance(self.select, Whole) or self.own.extras):
+            yield (
+                "A client's second model is a whole model of weights: it can't be combined with "
+                f"{type(self.select).__name__} or with rules that learn more than weights."
+            )
+
+    def _wrong_places(self) -> Iterator[str]:
+        """Parts that need a server, a meeting, or clients, where there is none."""
+        mix, topology = type(self.mix).__name__, type(self.topology).__name__
+        if not self.topology.server and self.mix.home == "server":
+            yield (
+                f"{mix} needs a server to hold the shared model, and {topology} has none. Use a "
+                "mix whose models live on the nodes."
+            )
+        if self.topology.server and self.mix.meets:
+            yield (
+                f"{mix} combines the models of nodes that meet, but with {topology} all talk to a "
+                "server. Give nodes a topology, such as Peers()."
+            )
+        if not self.topology.pools:
+            return
+        if self.mix.home == "node" or self.own is not None:
+            yield (
+                f"{topology} trains one model on everyone's data, but this method keeps a model "
+                f"on each client ({mix}). Use a mix with a shared model."
+            )
+        if not isinstance(self.select, Whole):
+            yield (
+                f"{topology} has one learner, so there is no weaker client to give a sub-model "
+                f"to. Drop {type(self.select).__name__}."
             )

@@ -1,7 +1,8 @@
-"""The optimiser that all local rules share: SGD on flat rows, one fused update per step.
+"""The optimiser that all local rules share, on flat rows: one fused update per step.
 
-It works on one row or on a matrix of rows (a client each), and equals `torch.optim.SGD` with
-`clip_grad_norm_` before it. Momentum starts anew each round: a client's optimiser is not state.
+It works on one row or on a matrix of rows (a client each), and equals torch's optimiser of the same
+name with `clip_grad_norm_` before it. What it remembers starts anew each round, or is kept by the
+client between rounds, as the run says.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedloom.errors import FedloomError, nearest
+from fedloom.kinds import Scalar, Values, Weights
 
 SCHEDULES = "constant | cosine[:FLOOR] | step:EVERY,FACTOR | exp:FACTOR"
 
@@ -56,22 +59,66 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Optimiser:
-    """SGD with momentum, weight decay and gradient-norm clipping."""
+    """SGD, Adam, AdamW or Adagrad, with weight decay and gradient-norm clipping before them.
+
+    What it remembers between steps is a small dictionary that `memory` makes and `step` updates:
+    empty for plain SGD.
+    """
 
     lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+    kind: str = "sgd"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
 
-    def step(self, weights: Tensor, grad: Tensor, velocity: Tensor | None) -> Tensor | None:
-        """Update `weights` in place (a vector, or a row per client); returns the new velocity."""
+    @property
+    def values(self) -> Values:
+        """What it remembers, by name and kind, where a client keeps it between rounds."""
+        named = {name: Weights() for name in _MOMENTS[self.kind]}
+        if self.kind == "sgd":
+            return named if self.momentum else {}
+        return named | ({"count": Scalar()} if self.kind in ("adam", "adamw") else {})
+
+    def memory(self, weights: Tensor) -> dict[str, Tensor]:
+        """What it remembers before the first step on these weights (a vector, or rows of them)."""
+        whole = {name: torch.zeros_like(weights) for name in self.values if name != "count"}
+        return whole | ({"count": weights.new_zeros(*weights.shape[:-1], 1)}
+                        if "count" in self.values else {})  # fmt: skip
+
+    def step(self, weights: Tensor, grad: Tensor, memory: dict[str, Tensor]) -> None:
+        """Update `weights` (a vector, or a row per client) and `memory`, both in place."""
         if self.clip is not None:
             norm = grad.norm(dim=-1, keepdim=True)
             grad = grad * (self.clip / (norm + 1e-6)).clamp(max=1.0)
-        if self.weight_decay:
+        if self.weight_decay and self.kind == "adamw":
+            weights.mul_(1 - self.lr * self.weight_decay)
+        elif self.weight_decay:
             grad = grad.add(weights, alpha=self.weight_decay)
-        if self.momentum:
-            velocity = grad.clone() if velocity is None else velocity.mul_(self.momentum).add_(grad)
-            grad = velocity
-        weights.add_(grad, alpha=-self.lr)
-        return velocity
+        if self.kind == "sgd":
+            if self.momentum:
+                grad = memory["velocity"].mul_(self.momentum).add_(grad)
+            weights.add_(grad, alpha=-self.lr)
+        elif self.kind == "adagrad":
+            total = memory["squares"].addcmul_(grad, grad)
+            weights.addcdiv_(grad, total.sqrt().add_(self.eps), value=-self.lr)
+        else:
+            count = memory["count"].add_(1)
+            first = memory["first"].lerp_(grad, 1 - self.beta1)
+            second = memory["second"].mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
+            # In double precision: 1 − 0.999 has few digits left in single.
+            short, long = ((1 - b ** count.double()).to(grad) for b in (self.beta1, self.beta2))
+            scale = (second.sqrt() / long.sqrt()).add_(self.eps)
+            weights.sub_(first / scale * (self.lr / short))
+
+
+#: what each kind remembers for every weight
+_MOMENTS = {
+    "sgd": ("velocity",),
+    "adam": ("first", "second"),
+    "adamw": ("first", "second"),
+    "adagrad": ("squares",),
+}
+KINDS = tuple(_MOMENTS)

@@ -76,19 +76,17 @@ class Selection:
 class Select:
     """Which part a client trains.
 
-    `sees_data`: it chooses on the client, from the whole model. `sees_public`: it chooses on the
-    server, by the public set (`labelled`: one with labels), of which it wants `public_samples`.
-    `recalls`: it wants what the client last sent, which the server then keeps. `cuts`: it chooses
-    among the model's channels. `nested`: a smaller choice is always part of a larger one.
+    `needs` are facts: with `data` it chooses on the client, from the whole model and its own data;
+    without, on the server. `public` and `labels` are the public set, of which it wants
+    `public_samples`; `last` is what the client last sent, which the server then keeps. `cuts`: it
+    chooses among the model's channels. `nested`: a smaller choice is always part of a larger one.
     `measures`: the client's data tell, for the record only, what the choice leaves out.
     `model_options` are what it needs the model to be built with.
     """
 
-    sees_data: bool = False
+    needs: frozenset[str] = frozenset()
     measures: bool = False
-    sees_public: bool | Literal["labelled"] = False
     public_samples: int = 0
-    recalls: bool = False
     cuts: bool = False
     nested: bool = False
     model_options: Mapping[str, Any] = {}

@@ -129,7 +129,7 @@ class ByActivation(Width):
     temperature: float = 0.0
     samples: int | None = None  # of the client's training data; None: all of it
 
-    sees_data = True
+    needs = frozenset({"data"})
 
     def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
         assert ask.data is not None
@@ -163,15 +163,13 @@ class ByGradient(Width):
     labels: Literal["spl", "csl"] = "spl"
     samples: int = 128
 
-    recalls = True
-
     @property
     def public_samples(self) -> int:  # type: ignore[override]
         return self.samples
 
     @property
-    def sees_public(self) -> bool | Literal["labelled"]:  # type: ignore[override]
-        return "labelled" if self.labels == "spl" else True
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"public", "last"} | ({"labels"} if self.labels == "spl" else set()))
 
     def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
         similar = self.similar(ask, channels)

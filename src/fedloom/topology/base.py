@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -49,10 +50,12 @@ class Contacts:
 
 @dataclass(frozen=True)
 class Topology:
-    """Who takes part. `pools` says that all training data is gathered at one learner first."""
+    """Who takes part. `pools` says that all training data is gathered at one learner first;
+    `needs` names facts of the clients that it looks at."""
 
     pools: bool = False
     server: bool = True
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def contacts(self, round: int, clients: int, participants: int, stream: Stream) -> Contacts:
         """Who trains and who meets in `round`, with `participants` of `clients` asked for."""

@@ -1,0 +1,194 @@
+"""The client side: all that happens where the data is.
+
+In simulation this is one object for all clients: it holds what each keeps (private columns of the
+model and named state), composes the model that a client trains or is scored with, lets the engine
+train, and makes the message that leaves. Nothing but `Sent` goes from here to the server; nothing
+but `Told`, and what a mix delivers, comes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.engine.base import Engine, Lasts, Task, Trained
+from fedloom.kinds import Sections, Sizes, Weights
+from fedloom.layout import Columns
+from fedloom.local import LocalRule
+from fedloom.population import Population
+from fedloom.round.messages import Sent, Told
+
+OWN = "own"  # the section of a client's second model
+GLOBAL = "model"  # what the second model's rule is told: the weights of the shared one
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the columns and sections of a row are shared out between the two sides."""
+
+    sections: Sections
+    columns: Columns  # of the model, that travel
+    private: Columns  # of the model, that live with the clients
+    told: tuple[str, ...] = ()
+    keeps: tuple[str, ...] = ()
+    sends: tuple[str, ...] = ()
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients have a model, or a part of one, of their own."""
+        return len(self.private) > 0 or OWN in self.keeps
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the clients of a round made: their rows, and what it took."""
+
+    clients: np.ndarray
+    rows: Tensor
+    trained: Trained
+
+
+class Clients:
+    """Everybody's side of the line. `weigh` gives the weights n_k of clients' data."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        initial: Tensor,
+        engine: Engine,
+        weigh: Callable[[np.ndarray], np.ndarray],
+        own: LocalRule | None = None,
+        validates: str | None = None,
+    ) -> None:
+        self.plan = plan
+        self.engine = engine
+        self.weigh = weigh
+        self._own, self._validates = own, validates
+        self._initial = initial  # a whole row, with the values that nobody has set yet
+        self.kept = Population(plan.sections.columns(plan.private, plan.keeps), initial.dtype)
+
+    def rows(self, clients: np.ndarray, told: Told) -> Tensor:
+        """Each client's row: what it was told, and over that what it keeps."""
+        return self.kept.compose(clients, self.base(told))
+
+    def base(self, told: Told) -> Tensor:
+        """The row of a client that keeps nothing yet."""
+        row = self._initial.clone()
+        self.plan.columns.put(row, told.model)
+        for name in self.plan.told:
+            self.plan.sections[name].view(row).copy_(told.values[name])
+        return row
+
+    def models(self, clients: np.ndarray, told: Told) -> Tensor:
+        """The model that each client is scored with."""
+        rows = self.rows(clients, told)
+        models = self.plan.sections.model(rows)
+        if OWN not in self.plan.keeps:
+            return models
+        there = [i for i, client in enumerate(clients) if int(client) in self.kept]
+        models = models.clone()
+        models[there] = self.plan.sections[OWN].view(rows)[there]
+        return models
+
+    def train(self, task: Task, clients: np.ndarray, told: Told, lasts: Lasts = None) -> Round:
+        """Let these clients train, and keep what they keep."""
+        starts = self.rows(clients, told)
+        trained = self.engine.train(task, clients, starts, lasts)
+        rows = _scattered(starts, trained)
+        if self._own is not None:
+            beside = self._train_own(replace(task, rule=self._own), clients, starts)
+            self.plan.sections[OWN].view(rows).copy_(torch.stack(beside.rows))
+            trained = trained.with_more(beside)
+        if len(self.kept.columns):
+            self.kept.put(clients, rows)
+        return Round(clients, rows, trained)
+
+    def message(self, done: Round, senders: np.ndarray) -> Sent:
+        """What leaves the senders: a copy where it is a part, so that nothing else can be reached
+        through it."""
+        plan, rows = self.plan, done.rows
+        model = plan.sections.model(rows)
+        indexes = done.trained.indexes
+        if not plan.columns.everything:
+            model = plan.columns.take(model).clone()
+            indexes = tuple(None if i is None else plan.columns.within(i) for i in indexes)
+        elif plan.sections:
+            model = model.clone()
+            size = plan.sections.layout.size
+            indexes = tuple(None if i is None else i[i < size] for i in indexes)
+        sent = Sent(
+            clients=done.clients,
+            model=model,
+            indexes=indexes,
+            values={name: plan.sections[name].view(rows).clone() for name in plan.sends},
+            weights=self.weigh(done.clients),
+            steps=done.trained.steps,
+            accuracy=self._accuracy(done),
+        )
+        return sent.only(np.searchsorted(done.clients, senders))
+
+    def deliver(self, clients: np.ndarray, model: Tensor, told: Told) -> None:
+        """These clients get columns of the model in place of those that they hold."""
+        if len(clients):
+            rows = self.rows(clients, told).clone()
+            self.plan.columns.put(rows, model)
+            self.kept.put(clients, rows)
+
+    def reset(self, told: Told) -> None:
+        """All that hold columns of the shared model go on from what is shared now."""
+        if self.plan.columns.everything and not self.plan.keeps:
+            self.kept.clear()
+        else:
+            everybody = self.kept.clients
+            self.deliver(everybody, told.model.expand(len(everybody), -1), told)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has to hold of this side."""
+        if not len(self.kept.columns):
+            return {}
+        out = {f"kept/{name}": value for name, value in self.kept.tensors().items()}
+        # A newcomer may be given the average of private parts.
+        return out | {"kept/weights": torch.from_numpy(self.weigh(self.kept.clients))}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        if len(self.kept.columns):
+            self.kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
+
+    def _train_own(self, task: Task, clients: np.ndarray, starts: Tensor) -> Trained:
+        """The second model, by its own rule, which may look at the shared one as it was told."""
+        sections, layout = self.plan.sections, self.plan.sections.layout
+        beside = own_sections(layout, self._own)
+        rows = sections[OWN].view(starts)
+        if beside:
+            rows = torch.cat([rows, starts[:, : layout.trainable]], 1)
+        return self.engine.train(replace(task, sections=beside), clients, rows)
+
+    def _accuracy(self, done: Round) -> np.ndarray | None:
+        if self._validates is None:
+            return None
+        models = self.plan.sections.model(done.rows)
+        confusion = self.engine.score(done.clients, models, self._validates).confusion
+        with np.errstate(invalid="ignore"):
+            return np.trace(confusion, axis1=1, axis2=2) / confusion.sum((1, 2))
+
+
+def own_sections(layout: object, rule: LocalRule | None) -> Sections:
+    """The row of a client's second model: the model, and the weights that its rule is told."""
+    told = {} if rule is None else {name: Weights() for name in rule.told}
+    return Sections.of(told, Sizes(layout, classes=0))  # type: ignore[arg-type]
+
+
+def _scattered(starts: Tensor, trained: Trained) -> Tensor:
+    """Whole rows: what was trained, over what the client started from."""
+    out = torch.empty((len(trained.rows), starts.shape[1]), dtype=starts.dtype)
+    for i, (row, index) in enumerate(zip(trained.rows, trained.indexes, strict=True)):
+        if index is None:
+            out[i] = row
+        else:
+            out[i] = starts[i]
+            out[i, index] = row
+    return out

@@ -1,0 +1,166 @@
+"""The server side: the shared columns of the model, named state, and memory of what was sent.
+
+It knows what it keeps and what it is sent, never a client's data, private columns or state. Where
+there is no server, this is the place where nodes meet: what it combines is what they tell each
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.errors import FedloomError
+from fedloom.kinds import Sizes
+from fedloom.layout import Columns, Layout
+from fedloom.local import Optimiser
+from fedloom.mix.base import Declared, Fields, Gathering, Mix, Mixed
+from fedloom.round.messages import Sent, Told
+from fedloom.select import Last
+from fedloom.topology.base import Contacts
+
+_LAST = "last"  # memory of what each client last sent
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The general facts of a round."""
+
+    round: int
+    contacts: Contacts
+    optimiser: Optimiser
+    stream: Callable[..., np.random.Generator]
+    total: int  # registered clients
+
+
+class Server:
+    """The other side of the line."""
+
+    def __init__(
+        self, mix: Mix, layout: Layout, columns: Columns, initial: Tensor, sizes: Sizes,
+        told: Sequence[str] = (), remembers: bool = False,
+    ) -> None:  # fmt: skip
+        self.mix = mix
+        self.layout = layout.part(columns)
+        self.columns = columns
+        self._initial = initial
+        self.model = columns.take(initial).clone()
+        self.state = {name: kind.initial(sizes, initial) for name, kind in mix.keeps.items()}
+        self.memory: dict[str, dict[int, Fields]] = {name: {} for name in mix.memory}
+        self._told = tuple(told)
+        self._lasts: dict[int, Fields] | None = {} if remembers else None
+
+    @property
+    def shared(self) -> Tensor:
+        """The shared model as a whole row, with initial values where columns are private."""
+        row = self._initial.clone()
+        self.columns.put(row, self.model)
+        return row
+
+    def tell(self) -> Told:
+        return Told(self.model, {name: self.state[name] for name in self._told})
+
+    def combine(self, opening: Opening, sent: Sent, facts: Mapping[str, Any]) -> Mixed:
+        """Let the mix combine what was sent, and take over what it made of it."""
+        name = type(self.mix).__name__
+        told = self.tell()
+        gathering = Gathering(
+            round=opening.round,
+            layout=self.layout,
+            contacts=opening.contacts,
+            shared=told.model,
+            clients=sent.clients,
+            weights=sent.weights,
+            rows=sent.model,
+            lr=opening.optimiser.lr,
+            stream=opening.stream,
+            indexes=sent.indexes,
+            total=opening.total,
+            steps=sent.steps,
+            optimiser=opening.optimiser,
+            sent=Declared(sent.values, name, "takes"),
+            state=Declared(self.state, name, "keeps"),
+            memory=Declared(self.memory, name, "memory"),
+            facts=Declared(facts, name, "needs"),
+        )
+        mixed = self.mix.combine(gathering)
+        self._check(mixed)
+        if mixed.shared is not None:
+            self.model = mixed.shared
+        self.state |= mixed.state
+        for key, entries in mixed.memory.items():
+            self.memory[key].update(entries)
+        return mixed
+
+    def lasts(self, clients: np.ndarray) -> list[Last | None] | None:
+        """What these clients last sent, if anybody wants to know."""
+        if self._lasts is None:
+            return None
+        known = [self._lasts.get(int(client)) for client in clients]
+        return [None if k is None else Last(k["row"], k.get("index")) for k in known]
+
+    def remember(
+        self, clients: np.ndarray, rows: Sequence[Tensor], indexes: Sequence[Tensor | None]
+    ) -> None:
+        """Keep what clients sent, if anybody will want to know."""
+        if self._lasts is None:
+            return
+        for client, row, index in zip(clients, rows, indexes, strict=True):
+            where = {} if index is None else {"index": index.to(torch.int32)}
+            self._lasts[int(client)] = {"row": row.clone(), **where}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has to hold of this side."""
+        out = {"shared": self.shared}
+        out |= {f"server/{name}": value for name, value in self.state.items()}
+        for name, entries in self._memories().items():
+            for key, fields in entries.items():
+                out |= {f"memory/{name}/{key}/{field}": v for field, v in fields.items()}
+        return out
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors["shared"].shape != self._initial.shape:
+            raise FedloomError(
+                f"The checkpoint holds a model of {tensors['shared'].numel():,} values, this "
+                f"config builds one of {self._initial.numel():,}."
+            )
+        self.model = self.columns.take(tensors["shared"]).clone()
+        for name in self.state:
+            self.state[name] = tensors[f"server/{name}"].clone()
+        memories = self._memories()
+        for path, value in tensors.items():
+            if path.startswith("memory/"):
+                _, name, key, field = path.split("/", 3)
+                memories[name].setdefault(int(key), {})[field] = value.clone()
+
+    def _memories(self) -> dict[str, dict[int, Fields]]:
+        return self.memory | ({} if self._lasts is None else {_LAST: self._lasts})
+
+    def _check(self, mixed: Mixed) -> None:
+        """What a mix returns must be declared, of the right shape, and finite."""
+        name = type(self.mix).__name__
+        for word, given, known in (
+            ("keeps", mixed.state, self.state),
+            ("memory", mixed.memory, self.memory),
+        ):
+            undeclared = sorted(set(given) - set(known))
+            if undeclared:
+                raise FedloomError(
+                    f"{name} keeps '{undeclared[0]}' without declaring it: add it to its "
+                    f"`{word}`, so that checkpoints and deployment know of it."
+                )
+        made = {"shared": (mixed.shared, self.model.shape)}
+        if mixed.rows is not None:
+            made["rows"] = (mixed.rows, (len(mixed.clients), *self.model.shape))  # type: ignore
+        made |= {key: (value, self.state[key].shape) for key, value in mixed.state.items()}
+        for what, (value, shape) in made.items():
+            if value is not None and tuple(value.shape) != tuple(shape):
+                raise FedloomError(
+                    f"{name} returned '{what}' of shape {tuple(value.shape)}, and it must be "
+                    f"{tuple(shape)}: the columns that were sent, and no others."
+                )
