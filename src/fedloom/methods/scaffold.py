@@ -1,0 +1,25 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates that take client drift out of local steps."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fedloom.local import Controlled
+from fedloom.method import Method
+from fedloom.methods.registry import MethodOptions, register
+from fedloom.mix import ControlledAverage
+
+
+@register
+class Scaffold(MethodOptions):
+    """Clients step along g + c − c_i: the gradient, less how this client's usually differs from
+    everybody's. Both sides update their control variates from the change of a round."""
+
+    name = "scaffold"
+    family = "classic"
+    source = "Karimireddy et al. 2020"
+
+    server_lr: float = Field(1.0, gt=0, le=1e30, description="η_g: step of the server")
+
+    def build(self) -> Method:
+        return Method(local=Controlled(), mix=ControlledAverage(lr=self.server_lr))
