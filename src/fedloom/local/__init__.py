@@ -1,6 +1,7 @@
 """How a client learns: local rules, the budget they spend and the optimiser they share."""
 
-from fedloom.local.distil import MaskedSGD, OrderedDropout, SelfDistillation
+from fedloom.local.control import Controlled, MoreauEnvelope, Tethered
+from fedloom.local.distil import Codistillation, MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.local.meta import MAML, LearnedRates, MetaSGD, Reptile
 from fedloom.local.optimiser import Optimiser, Schedule
 from fedloom.local.rule import (
@@ -22,12 +23,15 @@ __all__ = [
     "Back",
     "Batch",
     "Budget",
+    "Codistillation",
     "Context",
+    "Controlled",
     "FullGradient",
     "LearnedRates",
     "LocalRule",
     "MaskedSGD",
     "MetaSGD",
+    "MoreauEnvelope",
     "Net",
     "Optimiser",
     "OrderedDropout",
@@ -36,6 +40,7 @@ __all__ = [
     "Reptile",
     "Schedule",
     "SelfDistillation",
+    "Tethered",
     "cross_entropy",
     "gradient",
 ]

@@ -1,13 +1,14 @@
 """Rules that distil a client's own model into its smaller parts, and the masked cross-entropy.
 
-FjORD trains a narrower net inside the client's own in every batch, DepthFL the exits of its blocks.
+FjORD trains a narrower net inside the client's own in every batch, DepthFL the exits of its blocks,
+DS-FL learns what all clients together say of public images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,9 +16,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.errors import FedloomError
-from fedloom.local.rule import Batch, Context, LocalRule, Net, Params, cross_entropy
+from fedloom.kinds import Array, Values
+from fedloom.local.rule import (
+    Back,
+    Batch,
+    Budget,
+    Context,
+    LocalRule,
+    Net,
+    Params,
+    Samples,
+    cross_entropy,
+)
 
 Mask = Literal["none", "zero", "inf"]
+
+ON_PUBLIC = Array(dims=("public", "classes"))
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,38 @@ class SelfDistillation(MaskedSGD):
             if i != j
         ]
         return loss + self.weight * self.share / (len(exits) - 1) * torch.stack(pairs).sum()
+
+
+@dataclass(frozen=True)
+class Codistillation(LocalRule):
+    """DS-FL (Itahara et al. 2021): learn from what all together said of the public images in the
+    round before, then from the client's own data, and send what this model says of them."""
+
+    parts = ("public", "train")
+    told: ClassVar[Values] = {"targets": ON_PUBLIC}
+    sends: ClassVar[Values] = {"probabilities": ON_PUBLIC}
+    needs: ClassVar[frozenset[str]] = frozenset({"public"})
+
+    def plan(
+        self, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator
+    ) -> list[Samples]:
+        return [{part: b} for part in self.parts for b in budget.batches(sizes[part], rng)]
+
+    def objective(
+        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
+    ) -> Tensor:
+        if "public" not in data:
+            return super().objective(net, params, data, me)
+        batch = data["public"]
+        assert batch.at is not None
+        # Before the first exchange all targets are 0: the loss is, too, and nothing moves.
+        each = -(me.told["targets"][batch.at] * F.log_softmax(net(params, batch.x), -1)).sum(-1)
+        return each.mean()
+
+    def finish(self, me: Context, row: Tensor, grad: Tensor) -> Back:
+        assert me.logits is not None
+        assert me.public is not None
+        return Back(row, sends={"probabilities": me.logits(me.public).softmax(-1)})
 
 
 def divergence(teacher: Tensor, pupil: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:

@@ -5,7 +5,9 @@ from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
 from fedloom.mix.coverage import Coverage
 from fedloom.mix.dominating import DominatingSet
 from fedloom.mix.gossip import Gossip, PeerAverage, Pull
+from fedloom.mix.probabilities import Sharpened
 from fedloom.mix.probe import Probe
+from fedloom.mix.server_step import Adaptive, ServerMomentum, ServerStep
 from fedloom.mix.swap import (
     Alternate,
     Greedy,
@@ -17,10 +19,13 @@ from fedloom.mix.swap import (
     RandomPairs,
     Swap,
 )
+from fedloom.mix.variance import ControlledAverage, NormalisedAverage
 
 __all__ = [
+    "Adaptive",
     "Alternate",
     "Average",
+    "ControlledAverage",
     "Coverage",
     "DominatingSet",
     "Gathering",
@@ -32,6 +37,7 @@ __all__ = [
     "LeastSimilar",
     "Mix",
     "Mixed",
+    "NormalisedAverage",
     "OnProbes",
     "OnWeights",
     "Partners",
@@ -39,6 +45,9 @@ __all__ = [
     "Probe",
     "Pull",
     "RandomPairs",
+    "ServerMomentum",
+    "ServerStep",
+    "Sharpened",
     "Swap",
     "Traffic",
     "weighted_mean",

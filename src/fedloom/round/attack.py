@@ -1,0 +1,74 @@
+"""Bad clients, for trying what a method does with them: their messages are spoilt on the way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.errors import FedloomError
+from fedloom.round.messages import Sent
+from fedloom.streams import stream
+
+ATTACKS = "none | scale:FACTOR | nan | noise[:SIZE], and ,share=FRACTION of the clients (0.05)"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """`scale` multiplies a client's change by a factor, `noise` adds Gaussian noise of `factor`
+    times the change's size, `nan` sends no number at all.
+
+    >>> Attack.parse("scale:-20,share=0.1")
+    Attack(kind='scale', factor=-20.0, share=0.1)
+    """
+
+    kind: str = "none"
+    factor: float = 1.0
+    share: float = 0.05
+
+    @staticmethod
+    def parse(spec: str) -> Attack:
+        head, _, tail = spec.partition(",")
+        kind, colon, number = head.partition(":")
+        word, _, share = (tail or "share=0.05").partition("=")
+        try:
+            made = Attack(kind, float(number) if colon else 1.0, float(share))
+        except ValueError:
+            made = Attack("")
+        needs_number = (kind == "scale") == bool(colon) or kind == "noise"
+        fits = kind in ("none", "scale", "nan", "noise") and needs_number and word == "share"
+        if not (fits and math.isfinite(made.factor) and 0 < made.share <= 1):
+            raise FedloomError(f"'{spec}' is not an attack. Valid: {ATTACKS}.")
+        return made
+
+    def __bool__(self) -> bool:
+        return self.kind != "none"
+
+    def bad(self, clients: int, seed: int) -> np.ndarray:
+        """Who is bad: the same all through a run, and at least one."""
+        count = max(round(self.share * clients), 1)
+        return np.sort(stream(seed, "attack").choice(clients, count, replace=False))
+
+    def spoil(self, sent: Sent, starts: Tensor, bad: np.ndarray, round: int, seed: int) -> Sent:
+        """The messages of a round, with those of bad clients spoilt; `starts` is where each one's
+        model was when the round began."""
+        there = np.flatnonzero(np.isin(sent.clients, bad))
+        if not len(there):
+            return sent
+        model = sent.model.clone()
+        for i in there:
+            model[i] = self._spoilt(model[i], starts[i], round, int(sent.clients[i]), seed)
+        return replace(sent, model=model)
+
+    def _spoilt(self, row: Tensor, start: Tensor, round: int, client: int, seed: int) -> Tensor:
+        change = row - start
+        if self.kind == "scale":
+            return start + self.factor * change
+        if self.kind == "nan":
+            return torch.full_like(row, math.nan)
+        rng = stream(seed, "attack", round, client)
+        noise = torch.from_numpy(rng.standard_normal(len(row), dtype=np.float32))
+        return row + self.factor * change.norm() / noise.norm() * noise

@@ -1,0 +1,85 @@
+"""The door: every message is looked at where it comes in, before anything is made of it.
+
+Names, shapes and types are checked by who makes a `Sent`; here its values are: finite, and, if the
+run asks for it, a change of a size that is usual in this round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.errors import FedloomError
+from fedloom.round.messages import Sent
+
+SCREENS = "none | norm:SIZE | norm:TIMESx (relative to the round's median)"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A message that was not let in, and why."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A bound on the norm of a client's change: absolute, or as a multiple of the median.
+
+    >>> Screen.parse("norm:10x"), Screen.parse("norm:5")
+    (Screen(bound=10.0, relative=True), Screen(bound=5.0, relative=False))
+    """
+
+    bound: float | None = None
+    relative: bool = False
+
+    @staticmethod
+    def parse(spec: str) -> Screen:
+        if spec == "none":
+            return Screen()
+        word, _, number = spec.partition(":")
+        try:
+            bound = float(number.removesuffix("x"))
+        except ValueError:
+            bound = 0.0
+        if word != "norm" or not 0 < bound < float("inf"):
+            raise FedloomError(f"screen={spec} is not valid. Give {SCREENS}.")
+        return Screen(bound, number.endswith("x"))
+
+    def __bool__(self) -> bool:
+        return self.bound is not None
+
+    def look(self, sent: Sent, starts: Tensor) -> list[Refusal]:
+        """Messages that are not let in; `starts` is where each model began, as far as is known."""
+        wrong = []
+        for i, client in enumerate(sent.clients):
+            values = (sent.model[i], *(value[i] for value in sent.values.values()))
+            if not all(_finite(value) for value in values):
+                wrong.append(Refusal(int(client), "it holds NaN or infinite values"))
+        if self.bound is None:
+            return wrong
+        bad = {refusal.client for refusal in wrong}
+        good = [i for i, client in enumerate(sent.clients) if int(client) not in bad]
+        norms = np.array([_change(sent, starts, i) for i in good])
+        limit = self.bound * float(np.median(norms)) if self.relative and len(norms) else self.bound
+        for i, norm in zip(good, norms, strict=True):
+            if norm > limit:
+                usual = f", {norm / limit * self.bound:.3g} times the median" * self.relative
+                reason = f"its change has norm {norm:.3g}{usual}, and the bound is {limit:.3g}"
+                wrong.append(Refusal(int(sent.clients[i]), reason))
+        return sorted(wrong, key=lambda refusal: refusal.client)
+
+
+def _finite(values: Tensor) -> bool:
+    # The sum tells at once; only where it is not finite must every value be looked at.
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def _change(sent: Sent, starts: Tensor, i: int) -> float:
+    change = sent.model[i].double() - starts[i].double()
+    index = sent.indexes[i]
+    return float((change if index is None else change[index]).norm())
