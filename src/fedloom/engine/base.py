@@ -20,6 +20,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.public import PublicSet
 from fedloom.data.split import Federation
 from fedloom.engine.batches import Augment
+from fedloom.kinds import Sections
 from fedloom.layout import Layout
 from fedloom.local import Budget, LocalRule, Optimiser
 from fedloom.select import Channels, Last, Select, Whole
@@ -43,13 +44,18 @@ class Setting:
     capacities: np.ndarray
     augment: Augment = field(default_factory=Augment)
     extras: tuple[str, ...] = ()  # columns that the local rule adds
+    width: int = 0  # of the widest rows that clients train; 0: the model's
     pools: bool = False  # one learner, number 0, trains on everyone's data
     static: bool = False  # the model has norms whose statistics are measured before scoring
     static_samples: int = 5000
     channels: Channels | None = None  # of the model, where sub-models are made of them
-    public: PublicSet | None = None  # for selectors that look at it
+    public: PublicSet | None = None  # for parts that look at it
     precision: str = "fp32"
     threads: int = 1
+
+    @property
+    def row_width(self) -> int:
+        return max(self.width, self.layout.size)
 
     def autocast(self) -> torch.autocast:
         """Where the forward pass runs: in bf16 if asked for."""
@@ -67,6 +73,8 @@ class Task:
     round: int
     select: Select = field(default_factory=Whole)
     data: Mapping[str, str] = field(default_factory=dict)
+    sections: Sections | None = None  # of the rows, where there is more in them than the model
+    screened: bool = False  # somebody looks at what comes back: do not stop at NaN here
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,16 @@ class Trained:
             memory=np.array([d.memory for d in done], dtype=np.int64),
             seconds={name: sum(d.seconds.get(name, 0.0) for d in done) for name in names},
             gaps=tuple(d.gap for d in done if d.gap is not None),
+        )
+
+    def with_more(self, other: Trained) -> Trained:
+        """The same clients' rows and losses, with what training a second model took as well."""
+        names = dict.fromkeys([*self.seconds, *other.seconds])
+        return replace(
+            self,
+            macs=self.macs + other.macs,
+            memory=np.maximum(self.memory, other.memory),
+            seconds={n: self.seconds.get(n, 0.0) + other.seconds.get(n, 0.0) for n in names},
         )
 
 

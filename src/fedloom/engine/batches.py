@@ -167,3 +167,19 @@ class Shelf:
         if self._augment and self._rng is not None:
             x = self.source.flat(self._augment.apply(self.source.images(x), self._rng))
         return Batch(self.source.normalise(x), y)
+
+
+class PublicShelf:
+    """The public images, ready to be cut into batches; a batch tells which of them it has."""
+
+    whole = None  # they are not of the clients' source
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def batch(self, positions: np.ndarray) -> Batch:
+        at = torch.from_numpy(positions).to(self._x.device)
+        return Batch(self._x[at], torch.zeros(len(at), dtype=torch.int64, device=at.device), at=at)

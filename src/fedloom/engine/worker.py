@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -17,19 +17,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.engine.base import Block, Done, Scored, Setting, Task
-from fedloom.engine.batches import SCORE_BATCH, Shelf, Source
+from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
 from fedloom.engine.memory import keep_freed_memory
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.errors import FedloomError
+from fedloom.kinds import Section
 from fedloom.layout import Layout
 from fedloom.local import Batch, LocalRule
-from fedloom.local.rule import Step
+from fedloom.local.rule import Back, Context, Samples
 from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
 from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
 from fedloom.select import Ask, Last, Public, Selection
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
+
+
+OPTIMISER = "optimiser."  # in front of the names of what an optimiser remembers
 
 
 class Diverged(FedloomError):
@@ -40,13 +44,18 @@ class Diverged(FedloomError):
 
 @dataclass(frozen=True)
 class Job:
-    """One client, ready to train: what it starts from, its data and its steps."""
+    """One client, ready to train: what it starts from, its data and its steps.
+
+    `row` is all that it was given; `start` is its model, or its part of it; `values` are the named
+    values in the row, cut like the model where they are like its weights."""
 
     client: int
     selection: Selection | None
+    row: Tensor
     start: Tensor
+    values: Mapping[str, Tensor]
     shelves: Mapping[str, Shelf]
-    steps: list[Step]
+    steps: list[Samples]
     widths: list[float | None]
     held: Tensor | None
     seconds: dict[str, float]
@@ -74,16 +83,20 @@ class Worker:
         """Let `client` choose its part of `row`, take out its data and plan its steps."""
         s, rule = self.setting, task.rule
         started = time.perf_counter()
-        selection = task.select.choose(self._ask(task, client, row, last))
+        model = row[: s.layout.size]
+        selection = task.select.choose(self._ask(task, client, model, last))
         if selection is not None and not (selection.index.diff() > 0).all():
             raise FedloomError(
                 f"{type(task.select).__name__} chose columns that do not ascend. Sort the index of "
                 "its Selection, and let each column be there once."
             )
-        start = row if selection is None else row[selection.index]
+        start = model if selection is None else model[selection.index]
         chosen = time.perf_counter()
         shelves = {}
         for part in rule.parts:
+            if part == "public":
+                shelves[part] = self._public_shelf
+                continue
             rng = stream(s.seed, "augment", task.round, client, part) if s.augment else None
             indices = self._indices(client, task.data.get(part, part))
             shelves[part] = Shelf(self._train, indices, s.augment, rng)
@@ -95,10 +108,21 @@ class Worker:
             drawn = rule.widths(len(steps), capacity, stream(s.seed, "widths", task.round, client))
             widths = [None if width == capacity else width for width in drawn]
         held = None
-        if rule.sees_classes and not s.pools:
+        if "classes" in rule.needs and not s.pools:
             held = torch.from_numpy(s.federation.classes_of(client)).to(s.device)
         seconds = {"select": chosen - started, "data": time.perf_counter() - chosen}
-        return Job(client, selection, start, shelves, steps, widths, held, seconds)
+        values = self._values(task, row, selection)
+        return Job(client, selection, row, start, values, shelves, steps, widths, held, seconds)
+
+    def _values(
+        self, task: Task, row: Tensor, selection: Selection | None
+    ) -> dict[str, Tensor]:
+        """The named values in a row."""
+        if task.sections is None:
+            return {}
+        at = {n: section_columns(task.sections[n], selection, self.setting.layout)
+              for n in task.sections.names}  # fmt: skip
+        return {n: row[columns].view(shape) for n, (columns, shape) in at.items()}
 
     def train(self, task: Task, client: int, row: Tensor, last: Last | None = None) -> Done:
         """Prepare and train one client; `last` is what it sent before, for selectors that ask."""
@@ -121,8 +145,9 @@ class Worker:
         resident.load(job.start)
         resident.module.train()
         _seed_torch(torch_seed(s.seed, "torch", task.round, job.client), s.device)
-        anchor = resident.weights.clone()
-        velocity: Tensor | None = None
+        me = self._context(task, job, rule, resident.weights.clone())
+        memory = self.optimiser_memory(task, [job], resident.weights.unsqueeze(0))
+        memory = {name: value[0] for name, value in memory.items()}
         loss_sum = torch.zeros((), device=s.device)
         seen, data_seconds = 0, 0.0
         for step, width in zip(job.steps, job.widths, strict=True):
@@ -133,40 +158,95 @@ class Worker:
             data_seconds += time.perf_counter() - fetched
             resident.at(self.narrower(task, job.selection, width))
             if rule.differentiates:
-                loss = self._functional_gradient(resident, rule, data)
+                loss = self._functional_gradient(resident, rule, data, me)
             else:
                 resident.grad.zero_()
                 with s.autocast():
-                    loss = rule.objective(resident, resident.params, data)
+                    loss = rule.objective(resident, resident.params, data, me)
                 loss.backward()
             with torch.no_grad():
-                grad = rule.direction(resident.grad, resident.weights, anchor)
-                if rule.sends == "weights":
-                    velocity = optimiser.step(resident.weights, grad, velocity)
+                grad = rule.direction(resident.grad, resident.weights, me)
+                if rule.hands_back == "weights":
+                    optimiser.step(resident.weights, grad, memory)
                 size = sum(at.size for at in step.values())
                 loss_sum += loss.detach() * size
                 seen += size
         with torch.no_grad():
-            row = rule.finish(job.start.to(s.device), resident.read(), resident.grad).cpu().clone()
+            me = replace(me, logits=lambda x: _answers(resident.module, x))
+            back = rule.finish(me, resident.read(), resident.grad)
         train_seconds = time.perf_counter() - started - data_seconds
         job.seconds.update(data=job.seconds["data"] + data_seconds, train=train_seconds)
-        return self.hand_back(task, job, row, float(loss_sum), seen)
+        return self.hand_back(task, job, back, memory, float(loss_sum), seen)
 
-    def hand_back(self, task: Task, job: Job, row: Tensor, loss_sum: float, seen: int) -> Done:
+    def _context(self, task: Task, job: Job, rule: LocalRule, start: Tensor) -> Context:
+        device = self.setting.device
+        values = {name: value.to(device) for name, value in job.values.items()}
+        return Context(
+            start=start,
+            row=job.start.to(device),
+            lr=task.optimiser.lr,
+            steps=len(job.steps),
+            told={name: values[name] for name in rule.told},
+            kept={name: values[name] for name in rule.keeps},
+            public=self._public.x if "public" in rule.needs and self._public else None,
+        )
+
+    def optimiser_memory(
+        self, task: Task, jobs: Sequence[Job], weights: Tensor
+    ) -> dict[str, Tensor]:
+        """What the optimiser remembers, a line for each client: nothing yet, or what they kept."""
+        names = {name: f"{OPTIMISER}{name}" for name in task.optimiser.values}
+        if not all(key in jobs[0].values for key in names.values()):
+            return task.optimiser.memory(weights)
+        return {
+            name: torch.stack([job.values[key] for job in jobs]).to(weights).view(len(jobs), -1)
+            for name, key in names.items()
+        }
+
+    def hand_back(
+        self,
+        task: Task,
+        job: Job,
+        back: Back,
+        memory: Mapping[str, Tensor],
+        loss_sum: float,
+        seen: int,
+    ) -> Done:
         """What a client returns, refused if it is not finite."""
+        row, index = self._gathered(task, job, back, memory)
         # The sum tells at once; only where it is not finite must every value be looked at.
-        if not torch.isfinite(row.sum()) and not torch.isfinite(row).all():
-            raise Diverged(
-                f"Training diverged: the update of client {job.client} in round {task.round} holds "
-                f"NaN or infinite values (learning rate {task.optimiser.lr:g}, {task.rule}). Lower "
-                "--lr (and alpha, where the method has one), or bound the gradient with --clip 1."
-            )
-        chosen = job.selection
-        macs, memory = self._costs(task, job, seen)
-        index = None if chosen is None else chosen.index
+        bad = not torch.isfinite(row.sum()) and not torch.isfinite(row).all()
+        if bad and not task.screened:
+            raise diverged(job.client, task)
+        macs, bytes_needed = self._costs(task, job, seen)
         loss = loss_sum / max(seen, 1)
-        gap = None if chosen is None else chosen.gap
-        return Done(row, index, loss, seen, len(job.steps), macs, memory, job.seconds, gap)
+        gap = None if job.selection is None else job.selection.gap
+        steps = len(job.steps)
+        return Done(row, index, loss, seen, steps, macs, bytes_needed, job.seconds, gap)
+
+    def _gathered(
+        self, task: Task, job: Job, back: Back, memory: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The row that goes back, with named values in their sections, and its columns."""
+        chosen, layout, sections = job.selection, self.setting.layout, task.sections
+        model = back.row.cpu().clone()
+        index = None if chosen is None else chosen.index
+        given = {**back.keeps, **back.sends}
+        check_back(task.rule, job, back)
+        if sections is None:
+            return model, index
+        given |= {key: value for name, value in memory.items()
+                  if (key := f"{OPTIMISER}{name}") in job.values}  # fmt: skip
+        at = {n: section_columns(sections[n], chosen, layout)[0] for n in given}
+        if index is None:
+            row = job.row.clone()
+            row[: layout.size] = model
+            for name, value in given.items():
+                row[at[name]] = value.cpu().reshape(-1)
+            return row, None
+        parts = sorted(given, key=lambda name: sections[name].start)
+        columns = torch.cat([index, *(at[name] for name in parts)])
+        return torch.cat([model, *(given[name].cpu().reshape(-1) for name in parts)]), columns
 
     def _costs(self, task: Task, job: Job, seen: int) -> tuple[int, int]:
         """Multiply-accumulates and memory of a client's round."""
@@ -182,10 +262,10 @@ class Worker:
                 inside = max(inside, saved)
         sizes = (sum(at.shape[-1] for at in step.values()) for step in job.steps)
         batch = max(sizes, default=0)
-        copies = 3 if task.optimiser.momentum else 2
+        copies = 2 + sum(name != "count" for name in task.optimiser.values)
         memory = copies * resident.layout.trainable * resident.layout.bytes
         memory += batch * (self._saved[None if chosen is None else chosen.shape] + inside)
-        if task.select.sees_data and chosen is not None:  # it chose from the whole model
+        if "data" in task.select.needs and chosen is not None:  # it chose from the whole model
             each, passing = self._inference
             macs += chosen.samples * each * (2 if self.setting.static else 1)  # norms are measured
             whole = self.setting.layout.size * self.setting.layout.bytes
@@ -230,14 +310,14 @@ class Worker:
         return self._test if block.common and len(self._test.y) else self._train
 
     def _functional_gradient(
-        self, resident: Resident, rule: LocalRule, data: Mapping[str, Batch]
+        self, resident: Resident, rule: LocalRule, data: Mapping[str, Batch], me: Context
     ) -> Tensor:
         weights = resident.weights.detach().requires_grad_()
         # Second derivatives of convolutions are faster channel by channel.
         data = {part: replace(batch, x=batch.x.contiguous()) for part, batch in data.items()}
         params = {n: p.contiguous() for n, p in resident.layout.tensors(weights).items()}
         with self.setting.autocast():
-            loss = rule.objective(resident, params, data)
+            loss = rule.objective(resident, params, data, me)
         (grad,) = torch.autograd.grad(loss, weights)
         resident.grad.copy_(grad)
         if has_tracked_norm(resident.module):  # its statistics come from the step's last part
@@ -293,10 +373,10 @@ class Worker:
             row=row,
             module=self._whole.module,
             stream=lambda *names: stream(s.seed, *names, task.round, client),
-            data=data if task.select.sees_data or task.select.measures else None,
+            data=data if "data" in task.select.needs or task.select.measures else None,
             channels=s.channels,
-            public=self._public if task.select.sees_public else None,
-            last=last if task.select.recalls else None,
+            public=self._public if "public" in task.select.needs else None,
+            last=last if "last" in task.select.needs else None,
         )
 
     @cached_property
@@ -307,6 +387,11 @@ class Worker:
         y = None if found.y is None else torch.from_numpy(found.y).to(device)
         return Public(torch.from_numpy(found.x).to(device), y)
 
+    @cached_property
+    def _public_shelf(self) -> PublicShelf:
+        assert self._public is not None
+        return PublicShelf(self._public.x)
+
     def _indices(self, client: int, part: str) -> np.ndarray:
         federation = self.setting.federation
         if not self.setting.pools:
@@ -315,6 +400,57 @@ class Worker:
             everyone = range(federation.n_clients)
             self._pool[part] = np.concatenate([federation.indices(c, part) for c in everyone])
         return self._pool[part]
+
+
+def diverged(client: int, task: Task) -> Diverged:
+    return Diverged(
+        f"Training diverged: the update of client {client} in round {task.round} holds "
+        f"NaN or infinite values (learning rate {task.optimiser.lr:g}, {task.rule}). Lower "
+        "--lr (and alpha, where the method has one), or bound the gradient with --clip 1."
+    )
+
+
+def section_columns(
+    section: Section, selection: Selection | None, layout: Layout
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The columns of a section that a client has, and the shape of their values: those of its
+    weights only, where the section is like the weights and the client has a sub-model."""
+    if selection is None or section.shape != (layout.trainable,):
+        return torch.arange(section.start, section.stop), section.shape
+    mine = selection.index[selection.index < layout.trainable]
+    return section.start + mine, tuple(mine.shape)
+
+
+def check_back(rule: LocalRule, job: Job, back: Back) -> None:
+    """What a rule hands back must be what it declares, in that shape."""
+    name = type(rule).__name__
+    for word, given, declared in (("keeps", back.keeps, rule.keeps),
+                                  ("sends", back.sends, rule.sends)):  # fmt: skip
+        if set(given) != set(declared):
+            odd = sorted(set(given) ^ set(declared))[0]
+            what = "without declaring it" if odd in given else "and did not hand it back"
+            verb = word if odd in given else f"declares that it {word}"
+            raise FedloomError(
+                f"{name} {verb} '{odd}' {what} (client {job.client}): let `{word}` and what "
+                "`finish` returns have the same names."
+            )
+        for key, value in given.items():
+            if value.shape != job.values[key].shape:
+                raise FedloomError(
+                    f"{name} handed back '{key}' of shape {tuple(value.shape)} for client "
+                    f"{job.client}; it is declared as {tuple(job.values[key].shape)}."
+                )
+    if back.row.shape != job.start.shape:
+        raise FedloomError(
+            f"{name} handed back a model of {back.row.numel():,} values for client {job.client}, "
+            f"whose model has {job.start.numel():,}."
+        )
+
+
+def _answers(module: nn.Module, x: Tensor) -> Tensor:
+    """Logits of a trained model, in evaluation mode."""
+    module.eval()
+    return torch.cat([module(some) for some in x.split(SCORE_BATCH)])
 
 
 def _seed_torch(seed: int, device: torch.device) -> None:
