@@ -102,6 +102,7 @@ class Section:
     name: str
     start: int
     shape: tuple[int, ...]
+    like_weights: bool = False  # a sub-model has those of its weights only
 
     @property
     def stop(self) -> int:
@@ -133,7 +134,7 @@ class Sections:
     def of(values: Values, sizes: Sizes) -> Sections:
         at, sections = sizes.layout.size, []
         for name, kind in values.items():
-            sections.append(Section(name, at, kind.shape(sizes)))
+            sections.append(Section(name, at, kind.shape(sizes), isinstance(kind, Weights)))
             at = sections[-1].stop
         return Sections(sizes.layout, sections)
 

@@ -81,7 +81,7 @@ class Processes(Engine):
         slots = max(participants, _LEAST_SLOTS)
         self._inbox = _shared_rows(slots, setting)
         self._outbox = _shared_rows(slots, setting)
-        recalls = any(isinstance(part, Select) and part.recalls for part in parts)
+        recalls = any(isinstance(part, Select) and "last" in part.needs for part in parts)
         self._recalled = _shared_rows(slots if recalls else 1, setting)
         self._members: list[_Member] = []
         for _ in range(workers):
@@ -348,6 +348,6 @@ def can_fork() -> bool:
 
 def _shared_rows(slots: int, setting: Setting) -> Tensor:
     """A matrix in memory that forked processes share; it is gone when the last of them ends."""
-    layout = setting.layout
-    memory = mmap.mmap(-1, max(slots * layout.size * layout.bytes, 1))
-    return torch.frombuffer(memory, dtype=layout.dtype).view(slots, layout.size)
+    layout, width = setting.layout, setting.row_width
+    memory = mmap.mmap(-1, max(slots * width * layout.bytes, 1))
+    return torch.frombuffer(memory, dtype=layout.dtype).view(slots, width)

@@ -14,8 +14,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Tas
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
 from fedloom.errors import FedloomError
-from fedloom.local.rule import Batch, LocalRule, Params
+from fedloom.local.rule import Batch, Context, LocalRule, Params
 from fedloom.models.norm import has_batch_norm, has_tracked_norm
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
@@ -36,10 +37,11 @@ _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 #: images, labels, and weights of the samples (None: all count), a client each
 Stacked3 = tuple[Tensor, Tensor, Tensor | None]
-#: the same by data part, with the classes that each client holds (None: nobody asks)
-Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
-#: whole rows, data, where the gradients go, the narrower net of the step → losses
-Gradient = Callable[[Tensor, Stack, Tensor, Narrower | None], Tensor]
+#: the same by data part, with the classes that each client holds and which of the public images
+#: these are (None: nobody asks)
+Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]]
+#: whole rows, data, contexts, where the gradients go, the narrower net of the step → losses
+Gradient = Callable[[Tensor, Stack, Context, Tensor, Narrower | None], Tensor]
 
 
 def can_stack(module: nn.Module) -> str | None:
@@ -120,9 +122,9 @@ class Stacked(Engine):
         gradient = self._gradient(rule, resident, by_hand)
         reader = _Reader(jobs, rule.parts)
         lengths = np.array([len(job.steps) for job in jobs])
-        anchor = rows[:, :moved] if plain else rows[:, :moved].clone()
-        grad = anchor if plain else torch.zeros_like(anchor)
-        velocity: Tensor | None = None
+        me = self._contexts(task, rule, jobs, rows if plain else rows.clone(), moved)
+        grad = rows[:, :moved] if plain else torch.zeros_like(rows[:, :moved])
+        memory = self._worker.optimiser_memory(task, jobs, rows[:, :moved])
         losses, seen = torch.zeros(len(jobs), device=device), np.zeros(len(jobs), dtype=np.int64)
         pads = not has_batch_norm(resident.module) and not rule.narrows
         for step in range(int(lengths.max(initial=0))):
@@ -135,43 +137,73 @@ class Stacked(Engine):
                     loss = stacked_mlp.plain_step(by_hand, weights, data, optimiser.lr)
                 elif pads:
                     data = reader.batch(step, range(active))
-                    loss = gradient(rows[:active], data, grad[:active], None)
+                    loss = gradient(rows[:active], data, _some(me, active), grad[:active], None)
                 else:
                     loss = torch.zeros(active, device=device)
                     for some in reader.alike(step, active):
                         mine, found, first = rows[some], grad[some], jobs[some[0]]
                         narrow = self._worker.narrower(task, first.selection, first.widths[step])
-                        loss[some] = gradient(mine, reader.batch(step, some), found, narrow)
+                        data = reader.batch(step, some)
+                        loss[some] = gradient(mine, data, _some(me, some), found, narrow)
                         rows[some], grad[some] = mine, found  # batch norm moves its statistics
             with torch.no_grad():
                 if not plain:
-                    bent = rule.direction(grad[:active], weights, anchor[:active])
-                    if rule.sends == "weights":
-                        past = None if velocity is None else velocity[:active]
-                        velocity = optimiser.step(weights, bent, past)
+                    bent = rule.direction(grad[:active], weights, _some(me, active))
+                    if rule.hands_back == "weights":
+                        past = {name: value[:active] for name, value in memory.items()}
+                        optimiser.step(weights, bent, past)
                 losses[:active] += loss * torch.from_numpy(sizes).to(device)
             seen[:active] += sizes
         each = (time.perf_counter() - started) / len(jobs)
         out = []
         for i, job in enumerate(jobs):
-            row = rule.finish(job.start.to(device), rows[i], grad[i]).cpu()
+            mine = self._worker.context(task, job, rule, job.start[:moved].to(device))
+            with torch.no_grad():
+                mine = replace(mine, logits=partial(self._worker.answers, job.selection, rows[i]))
+                back = rule.finish(mine, rows[i], grad[i])
+            past = {name: value[i] for name, value in memory.items()}
             job.seconds["train"] = each
-            out.append(self._worker.hand_back(task, job, row, float(losses[i]), int(seen[i])))
+            done = self._worker.hand_back(task, job, back, past, float(losses[i]), int(seen[i]))
+            out.append(done)
         return out
+
+    def _contexts(
+        self, task: Task, rule: LocalRule, jobs: list[Job], starts: Tensor, moved: int
+    ) -> Context:
+        """The contexts of all, as one with a first axis of clients."""
+        first = self._worker.context(task, jobs[0], rule, starts[0, :moved])
+        values = {
+            name: torch.stack([job.values[name] for job in jobs]).to(starts.device)
+            for name in (*rule.told, *rule.keeps)
+        }
+        steps = torch.tensor([[float(len(job.steps))] for job in jobs], device=starts.device)
+        return replace(
+            first,
+            start=starts[:, :moved],
+            row=starts,
+            steps=steps,
+            told={name: values[name] for name in rule.told},
+            kept={name: values[name] for name in rule.keeps},
+        )
 
     def _gradient(
         self, rule: LocalRule, resident: Resident, by_hand: stacked_mlp.Layers | None
     ) -> Gradient:
         """Gradients of a stack: by hand where that is known, else by `vmap`."""
         if by_hand is not None:
-            return lambda rows, data, out, _: stacked_mlp.gradient(
+            return lambda rows, data, me, out, _: stacked_mlp.gradient(
                 by_hand, rows[:, : out.shape[1]], data, out
             )
         layout = resident.layout
         buffers = [e for e in layout.entries if e.kind == "buffer"]
 
         def one(
-            narrower: Narrower | None, weights: Tensor, row: Tensor, data: Stack
+            narrower: Narrower | None,
+            me: Context,
+            weights: Tensor,
+            row: Tensor,
+            data: Stack,
+            seen: Mapping[str, Any],
         ) -> tuple[Tensor, list[Tensor]]:
             rest = layout.views(row, ("frozen",))
             # Copies, of the types that the module has: its norms may update them in place.
@@ -181,15 +213,19 @@ class Stacked(Engine):
             batches = {part: Batch(*values) for part, values in data.items()}
             # Under vmap some layers can't take channels-last kernels.
             params = {name: p.contiguous() for name, p in layout.tensors(weights).items()}
-            return rule.objective(net, params, batches), [moving[e.name] for e in buffers]
+            loss = rule.objective(net, params, batches, replace(me, **seen))
+            return loss, [moving[e.name] for e in buffers]
 
-        def many(rows: Tensor, data: Stack, out: Tensor, narrower: Narrower | None) -> Tensor:
+        def many(
+            rows: Tensor, data: Stack, me: Context, out: Tensor, narrower: Narrower | None
+        ) -> Tensor:
             resident.module.train()
             axes = {part: tuple(None if v is None else 0 for v in vs) for part, vs in data.items()}
-            step = partial(one, narrower)
-            steps = vmap(grad_and_value(step, has_aux=True), in_dims=(0, 0, axes))
+            step = partial(one, narrower, me)
+            steps = vmap(grad_and_value(step, has_aux=True), in_dims=(0, 0, axes, 0))
+            seen = {name: getattr(me, name) for name in ("start", "row", "steps", "told", "kept")}
             with _told():
-                grads, (losses, moved) = steps(rows[:, : layout.trainable], rows, data)
+                grads, (losses, moved) = steps(rows[:, : layout.trainable], rows, data, seen)
             out.copy_(grads)
             for e, values in zip(buffers, moved, strict=True):
                 e.view(rows).copy_(values)
@@ -249,6 +285,20 @@ class _Net:
     def _tensors(self, params: Params) -> dict[str, Tensor]:
         own = {name: p for name, p in params.items() if name in self.resident.params}
         return {**own, **self.rest}
+
+
+def _some(me: Context, which: int | list[int]) -> Context:
+    """The contexts of some clients: the first so many, or those at these positions."""
+    at = slice(which) if isinstance(which, int) else which
+    assert isinstance(me.steps, Tensor)
+    return replace(
+        me,
+        start=me.start[at],
+        row=me.row[at],
+        steps=me.steps[at],
+        told={name: value[at] for name, value in me.told.items()},
+        kept={name: value[at] for name, value in me.kept.items()},
+    )
 
 
 @contextmanager
@@ -314,6 +364,7 @@ class _Reader:
         known = [job.held for job in jobs if job.held is not None]
         held = torch.stack(known) if known else None
         out: dict[str, Stacked3] = {}
+        at: dict[str, Tensor] = {}
         for part in jobs[0].steps[step]:
             if part in self._flat:
                 out[part] = self._look_up(part, [self._at[part][i][step] for i in who])
@@ -323,7 +374,9 @@ class _Reader:
                     job.shelves[part].batch(p) for job, p in zip(jobs, positions, strict=True)
                 ]
                 out[part] = _pad([b.x for b in batches], [b.y for b in batches])
-        return {part: (*values, held) for part, values in out.items()}
+                if batches[0].at is not None:  # of the public images all have as many
+                    at[part] = torch.stack([b.at for b in batches if b.at is not None])
+        return {part: (*values, held, at.get(part)) for part, values in out.items()}
 
     def _look_up(self, part: str, positions: list[np.ndarray]) -> Stacked3:
         x, y = self._flat[part]

@@ -17,7 +17,7 @@ from fedloom.local import Optimiser
 from fedloom.local.rule import LocalRule
 from fedloom.models.nets import MLP
 
-Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
+Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]]
 Layers = list[tuple[Entry, Entry]]
 Views = list[tuple[Tensor, Tensor]]  # weights and biases, (clients, out, in) and (clients, out)
 #: what to do with a layer's ∂loss/∂output and input: both (clients, batch, width)
@@ -76,7 +76,7 @@ def _views(layers: Layers, weights: Tensor) -> Views:
 
 def _walk(views: Views, data: Stack, sink: Sink) -> Tensor:
     """Forward and back through the layers; `sink` gets every layer after it was used."""
-    x, y, weight, _ = data["train"]
+    x, y, weight, *_ = data["train"]
     acts = [x.flatten(2)]
     for i, (w, b) in enumerate(views):
         z = torch.baddbmm(b.unsqueeze(1), acts[-1], w.mT)

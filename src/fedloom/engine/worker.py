@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 import torch
@@ -145,7 +145,7 @@ class Worker:
         resident.load(job.start)
         resident.module.train()
         _seed_torch(torch_seed(s.seed, "torch", task.round, job.client), s.device)
-        me = self._context(task, job, rule, resident.weights.clone())
+        me = self.context(task, job, rule, resident.weights.clone())
         memory = self.optimiser_memory(task, [job], resident.weights.unsqueeze(0))
         memory = {name: value[0] for name, value in memory.items()}
         loss_sum = torch.zeros((), device=s.device)
@@ -172,13 +172,14 @@ class Worker:
                 loss_sum += loss.detach() * size
                 seen += size
         with torch.no_grad():
-            me = replace(me, logits=lambda x: _answers(resident.module, x))
-            back = rule.finish(me, resident.read(), resident.grad)
+            row = resident.read()
+            me = replace(me, logits=partial(self.answers, job.selection, row))
+            back = rule.finish(me, row, resident.grad)
         train_seconds = time.perf_counter() - started - data_seconds
         job.seconds.update(data=job.seconds["data"] + data_seconds, train=train_seconds)
         return self.hand_back(task, job, back, memory, float(loss_sum), seen)
 
-    def _context(self, task: Task, job: Job, rule: LocalRule, start: Tensor) -> Context:
+    def context(self, task: Task, job: Job, rule: LocalRule, start: Tensor) -> Context:
         device = self.setting.device
         values = {name: value.to(device) for name, value in job.values.items()}
         return Context(
@@ -326,6 +327,13 @@ class Worker:
                 resident.module(last.x)
         return loss
 
+    def answers(self, selection: Selection | None, row: Tensor, x: Tensor) -> Tensor:
+        """Logits of a trained model, in evaluation mode."""
+        resident = self.resident(selection)
+        resident.load(row)
+        module = resident.module.eval()
+        return torch.cat([module(some) for some in x.split(SCORE_BATCH)])
+
     def resident(self, selection: Selection | None) -> Resident:
         if selection is None:
             return self._whole
@@ -415,7 +423,7 @@ def section_columns(
 ) -> tuple[Tensor, tuple[int, ...]]:
     """The columns of a section that a client has, and the shape of their values: those of its
     weights only, where the section is like the weights and the client has a sub-model."""
-    if selection is None or section.shape != (layout.trainable,):
+    if selection is None or not section.like_weights:
         return torch.arange(section.start, section.stop), section.shape
     mine = selection.index[selection.index < layout.trainable]
     return section.start + mine, tuple(mine.shape)
@@ -445,12 +453,6 @@ def check_back(rule: LocalRule, job: Job, back: Back) -> None:
             f"{name} handed back a model of {back.row.numel():,} values for client {job.client}, "
             f"whose model has {job.start.numel():,}."
         )
-
-
-def _answers(module: nn.Module, x: Tensor) -> Tensor:
-    """Logits of a trained model, in evaluation mode."""
-    module.eval()
-    return torch.cat([module(some) for some in x.split(SCORE_BATCH)])
 
 
 def _seed_torch(seed: int, device: torch.device) -> None:
