@@ -26,6 +26,7 @@ class Newcomer:
     """
 
     choice: Choice = "only"
+    needs_private: bool = False  # others' private parts have to leave them, then
 
     def candidates(self, shared: Tensor, kept: Population, weights: np.ndarray) -> Tensor:
         """Rows to try, from the shared one, the kept parts and their owners' weights n_i."""
@@ -42,6 +43,8 @@ class Shared(Newcomer):
 class MeanPart(Newcomer):
     """FedPer: the private parts' average, w_P = Σ (n_i/N) w_P(i)."""
 
+    needs_private = True
+
     def candidates(self, shared: Tensor, kept: Population, weights: np.ndarray) -> Tensor:
         if not len(kept):
             return shared.unsqueeze(0)
@@ -51,6 +54,8 @@ class MeanPart(Newcomer):
 
 class EveryPart(Newcomer):
     """Every private part that there is, on the shared rest."""
+
+    needs_private = True
 
     def candidates(self, shared: Tensor, kept: Population, weights: np.ndarray) -> Tensor:
         return kept.compose(kept.clients, shared) if len(kept) else shared.unsqueeze(0)

@@ -16,31 +16,10 @@ import torch
 from torch import Tensor
 
 from fedloom.engine.base import Engine, Lasts, Task, Trained
-from fedloom.kinds import Sections, Sizes, Weights
-from fedloom.layout import Columns
-from fedloom.local import LocalRule
+from fedloom.method import Method
 from fedloom.population import Population
 from fedloom.round.messages import Sent, Told
-
-OWN = "own"  # the section of a client's second model
-GLOBAL = "model"  # what the second model's rule is told: the weights of the shared one
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the columns and sections of a row are shared out between the two sides."""
-
-    sections: Sections
-    columns: Columns  # of the model, that travel
-    private: Columns  # of the model, that live with the clients
-    told: tuple[str, ...] = ()
-    keeps: tuple[str, ...] = ()
-    sends: tuple[str, ...] = ()
-
-    @property
-    def personal(self) -> bool:
-        """Whether clients have a model, or a part of one, of their own."""
-        return len(self.private) > 0 or OWN in self.keeps
+from fedloom.round.plan import OWN, Plan
 
 
 @dataclass(frozen=True)
@@ -57,17 +36,17 @@ class Clients:
 
     def __init__(
         self,
+        method: Method,
         plan: Plan,
         initial: Tensor,
         engine: Engine,
         weigh: Callable[[np.ndarray], np.ndarray],
-        own: LocalRule | None = None,
-        validates: str | None = None,
     ) -> None:
         self.plan = plan
         self.engine = engine
         self.weigh = weigh
-        self._own, self._validates = own, validates
+        self._own, self._beside = method.own, plan.own_sections(method)
+        self._validates = method.mix.validates
         self._initial = initial  # a whole row, with the values that nobody has set yet
         self.kept = Population(plan.sections.columns(plan.private, plan.keeps), initial.dtype)
 
@@ -160,12 +139,11 @@ class Clients:
 
     def _train_own(self, task: Task, clients: np.ndarray, starts: Tensor) -> Trained:
         """The second model, by its own rule, which may look at the shared one as it was told."""
-        sections, layout = self.plan.sections, self.plan.sections.layout
-        beside = own_sections(layout, self._own)
-        rows = sections[OWN].view(starts)
-        if beside:
+        layout = self.plan.sections.layout
+        rows = self.plan.sections[OWN].view(starts)
+        if self._beside:
             rows = torch.cat([rows, starts[:, : layout.trainable]], 1)
-        return self.engine.train(replace(task, sections=beside), clients, rows)
+        return self.engine.train(replace(task, sections=self._beside), clients, rows)
 
     def _accuracy(self, done: Round) -> np.ndarray | None:
         if self._validates is None:
@@ -174,12 +152,6 @@ class Clients:
         confusion = self.engine.score(done.clients, models, self._validates).confusion
         with np.errstate(invalid="ignore"):
             return np.trace(confusion, axis1=1, axis2=2) / confusion.sum((1, 2))
-
-
-def own_sections(layout: object, rule: LocalRule | None) -> Sections:
-    """The row of a client's second model: the model, and the weights that its rule is told."""
-    told = {} if rule is None else {name: Weights() for name in rule.told}
-    return Sections.of(told, Sizes(layout, classes=0))  # type: ignore[arg-type]
 
 
 def _scattered(starts: Tensor, trained: Trained) -> Tensor:
