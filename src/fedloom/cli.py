@@ -497,14 +497,16 @@ def data_show(
 ) -> None:
     """Show a data set and how a partition deals it to clients."""
     from fedloom.data.catalog import load
-    from fedloom.data.partition import partition as deal
+    from fedloom.data.split import check_options, deal
     from fedloom.experiment.config import parse_settings
     from fedloom.report.terminal import print_partition
 
-    dataset = load(name, options=parse_settings(set_ or []))
+    options = parse_settings(set_ or [])
+    check_options(partition, options)
+    dataset = load(name, options=options)
     if pool:
         dataset = dataset.pooled()
-    parts = deal(partition, dataset.y, clients, seed, n_classes=dataset.n_classes)
+    dataset, parts = deal(dataset, partition, clients, seed)
     print_partition(dataset, parts, partition)
     if plot:
         from fedloom.report.partition_plot import plot_partition

@@ -69,6 +69,7 @@ class Partitioner:
     deal: Callable[[Spec, Task], Partition]
     argument: str | None = None
     options: tuple[str, ...] = ()
+    names_rows: bool = False  # it says itself who holds which row, so all rows must be in place
 
     @property
     def name(self) -> str:
