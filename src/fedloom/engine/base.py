@@ -48,6 +48,7 @@ class Setting:
     static_samples: int = 5000
     channels: Channels | None = None  # of the model, where sub-models are made of them
     public: PublicSet | None = None  # for selectors that look at it
+    tokens: bool = False  # the model looks the data up, so they are not normalised
     precision: str = "fp32"
     threads: int = 1
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedloom.data.partition import Partition
 from fedloom.engine import Diverged
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.compare import Comparison
@@ -42,7 +43,8 @@ def run(
 
     `method` is a name (`"fedprox"`, `"fedprox:mu=0.1"`), or a method of your own; `data` a name, a
     path, arrays `(x, y)` or `(x, y, x_test, y_test)`; `model` a name or a factory
-    `(shape, classes) -> nn.Module`; all other settings are those of `fedloom.Config`.
+    `(shape, classes) -> nn.Module`; `partition` a recipe, the client of every row or the rows of
+    every client; all other settings are those of `fedloom.Config`.
     The run is written to `out` (default: a new directory under `runs/`); with `resume` it goes on
     from its last whole round. `lenient` lets a method pass over settings that its definition fixes.
     """
@@ -54,7 +56,7 @@ def run(
         with store.held():
             return _resume(plan, store, watchers)
     store.check_free(overwrite=overwrite)
-    experiment = prepare(plan.config, plan.options.build(), data=plan.data, model=plan.model)
+    experiment = prepare(plan.config, plan.options.build(), **plan.objects)
     with store.held():
         store.create(plan.config.dump(), overwrite=overwrite)
         try:
@@ -227,8 +229,7 @@ class _Plan:
     config: Config
     options: MethodOptions
     given: frozenset[str]
-    data: Any
-    model: Factory | None
+    objects: dict[str, Any]  # data, model, partition
 
 
 def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result:
@@ -236,7 +237,7 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
     config, options = make_config(store.config(), type(plan.options))
     if done >= config.rounds:
         return Result(store.path)
-    experiment = prepare(config, options.build(), data=plan.data, model=plan.model)
+    experiment = prepare(config, options.build(), **plan.objects)
     if done:
         experiment.restore(store)
     return _walk(experiment, store, watchers, done)
@@ -262,17 +263,19 @@ def _walk(
 def _plan(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> _Plan:
     given = {k: v for k, v in settings.items() if k not in ("data", "model") or v is not None}
     objects = {}
-    for key in ("data", "model"):
+    for key in ("data", "model", "partition"):
         value = given.get(key)
         if isinstance(value, Path):
-            given[key] = str(value)
+            given[key] = f"file:{value}" if key == "partition" else str(value)
         elif value is not None and not isinstance(value, str):
             objects[key], given[key] = value, "custom"
+    if "partition" in objects:
+        objects["partition"] = Partition.of_object(objects["partition"])
     cls, named = _named(method)
     given = merge(given, named)
     config, options = make_config(given, cls, lenient=lenient)
     keys = frozenset(given) | ({"params"} if set(given) & set(cls.model_fields) else set())
-    return _Plan(config, options, keys, objects.get("data"), objects.get("model"))
+    return _Plan(config, options, keys, objects)
 
 
 def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:

@@ -65,6 +65,7 @@ def personal_model(
         extras=tuple(method.local.extras),
         static=has_static_norm(module),
         static_samples=config.static_samples,
+        tokens=about.get("tokens", False),
     )
     engine = Serial(setting)
     budget = replace(
@@ -85,7 +86,8 @@ def personal_model(
     weights = tensors["kept/weights"].numpy() if state.personal else np.empty(0)
     candidates = method.newcomer.candidates(state.shared, state.kept, weights)
     tried = [adapted(row) for row in candidates]
-    source = Source(dataset.x, dataset.y, dataset.mean, dataset.std, setting.device)
+    scale = dataset.mean, dataset.std
+    source = Source(dataset.x, dataset.y, *scale, setting.device, tokens=setting.tokens)
 
     def ready(made: nn.Module, row: Tensor) -> nn.Module:
         return settle(layout.load(made, row), source.batches(np.arange(len(dataset.y))))
@@ -103,7 +105,8 @@ def _dataset(images: npt.ArrayLike, labels: npt.ArrayLike, about: dict[str, Any]
     y = np.array(_numbers(labels, about["labels"]), dtype=np.int64)
     if len(y) != len(x):
         raise FedloomError(f"There are {len(x)} images and {len(y)} labels: give one for each.")
-    x = x.astype(np.uint8 if about["unit"] == 255 else np.float32)
+    kept = np.int32 if about.get("tokens") else np.float32
+    x = x.astype(np.uint8 if about["unit"] == 255 else kept)
     nobody = np.empty(0, np.int64)
     return Dataset("newcomer", x, y, empty_like(x), nobody, tuple(about["labels"]),
                    tuple(about["mean"]), tuple(about["std"]))  # fmt: skip
@@ -118,6 +121,8 @@ def raw_images(images: npt.ArrayLike, about: dict[str, Any]) -> np.ndarray:
         )
     if not np.isfinite(x).all():
         raise FedloomError("Some of the images contain NaN or infinity.")
+    if about.get("tokens") and x.dtype == np.float32:
+        raise FedloomError("This run's data are tokens, whole numbers, and these are not.")
     if about["unit"] == 255 and (x.min(initial=0) < 0 or x.max(initial=0) > 255 or (x % 1).any()):
         raise FedloomError(
             "This run's images are whole numbers from 0 to 255, and these are not. Give them as "

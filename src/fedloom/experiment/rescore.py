@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
+from fedloom.data.partition import Partition
 from fedloom.errors import FedloomError, nearest
 from fedloom.experiment.config import make_config, merge
 from fedloom.experiment.plugins import is_file, method_class
@@ -40,10 +41,15 @@ class Scores:
 
 
 def rescore(
-    result: Result, settings: Mapping[str, Any], data: Any = None, model: Factory | None = None
+    result: Result,
+    settings: Mapping[str, Any],
+    data: Any = None,
+    model: Factory | None = None,
+    partition: Any = None,
 ) -> Scores:
     config, options = scored_with(result.config, settings, FREE)
-    experiment = prepare(config, options.build(), data=data, model=model)
+    dealt = None if partition is None else Partition.of_object(partition)
+    experiment = prepare(config, options.build(), data=data, model=model, partition=dealt)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:

@@ -17,6 +17,7 @@ from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.store import RunStore
 from fedloom.layout import Columns, Layout
 from fedloom.models import Factory, build
+from fedloom.models.inputs import looks_up
 from fedloom.models.norm import has_static_norm, settle
 from fedloom.population import Population
 
@@ -173,7 +174,8 @@ class Result:
             )
             return
         data, clients = federation.dataset, federation.everybody if client is None else [client]
-        source = Source(data.x, data.y, data.mean, data.std, torch.device("cpu"))
+        scale, cpu = (data.mean, data.std), torch.device("cpu")
+        source = Source(data.x, data.y, *scale, cpu, tokens=looks_up(module, data.shape))
         settle(module, source.batches(federation.calibration(clients, config.static_samples)))
 
     @property
@@ -187,16 +189,23 @@ class Result:
         """The names of the classes, in the order of the model's outputs."""
         return tuple(self.store.checkpoint()[1]["labels"])
 
-    def score(self, *, data: Any = None, model: Factory | None = None, **settings: Any) -> Scores:
+    def score(
+        self,
+        *,
+        data: Any = None,
+        model: Factory | None = None,
+        partition: Any = None,
+        **settings: Any,
+    ) -> Scores:
         """The clients scored again, as the last checkpoint has them; nothing is trained or stored.
 
         `settings` are options of the method that matter only then, such as more fine-tuning
-        (`tune_epochs=5`), or who is scored and where (`eval_clients`, `device`, `workers`); `data`
-        and `model` those of the run, if they were Python objects.
+        (`tune_epochs=5`), or who is scored and where (`eval_clients`, `device`, `workers`); `data`,
+        `model` and `partition` those of the run, if they were Python objects.
         """
         from fedloom.experiment.rescore import rescore
 
-        return rescore(self, settings, data, model)
+        return rescore(self, settings, data, model, partition)
 
     def newcomer_model(
         self,
@@ -232,12 +241,16 @@ class Result:
         """Images in the data's own shape and units, as the model was fed them in training."""
         import torch
 
+        from fedloom.data.images import laid_out
         from fedloom.experiment.personal import raw_images
 
         _, about = self.store.checkpoint()
-        raw = torch.from_numpy(raw_images(images, about)).to(torch.float32)
-        mean, std = (torch.tensor(about[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
-        return (raw / about["unit"] - mean) / std
+        raw = torch.from_numpy(raw_images(images, about))
+        if about.get("tokens"):
+            return raw.to(torch.int64)
+        shape, keys = tuple(about["shape"]), ("mean", "std")
+        mean, std = (torch.from_numpy(laid_out(about[key], shape)).float() for key in keys)
+        return (raw.to(torch.float32) / about["unit"] - mean) / std
 
     @cached_property
     def similarities(self) -> dict[int, pd.DataFrame]:

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset
+from fedloom.data.images import chunks, unit_of
+from fedloom.data.partition import Partition
 from fedloom.data.public import PublicSet, public_set
-from fedloom.data.split import Federation, federate
+from fedloom.data.split import Federation, check_options, federate
 from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
 from fedloom.errors import FedloomError, unknown
@@ -30,6 +32,7 @@ from fedloom.local import Budget
 from fedloom.method import Method
 from fedloom.models import Factory, build, choose
 from fedloom.models.exits import Exits
+from fedloom.models.inputs import looks_up
 from fedloom.models.norm import has_batch_norm, has_static_norm
 from fedloom.select import Channels, Whole
 from fedloom.streams import streams_of
@@ -108,10 +111,16 @@ def load_dataset(config: Config, data: Any = None) -> Dataset:
     return load(config.data if data is None else data, options=options)
 
 
-def make_federation(config: Config, dataset: Dataset) -> Federation:
+def make_federation(
+    config: Config, dataset: Dataset, partition: Partition | None = None
+) -> Federation:
+    """Who holds what: by the config's recipe, or by the user's own object in its place."""
+    _check_given(config, partition=partition)
+    spec = config.partition if partition is None else partition
+    check_options(spec, config.data_options)
     return federate(
         dataset,
-        config.partition,
+        spec,
         config.clients,
         config.seed,
         pool=config.pool,
@@ -145,16 +154,25 @@ def placed(config: Config, method: Method) -> Method:
     return method
 
 
-def prepare(
-    config: Config, method: Method, *, data: Any = None, model: Factory | None = None
-) -> Experiment:
-    """Build and check everything before any long work begins."""
-    for key, given in (("data", data), ("model", model)):
+def _check_given(config: Config, **objects: object) -> None:
+    for key, given in objects.items():
         if getattr(config, key) == "custom" and given is None:
             raise FedloomError(
                 f"This run's {key} was given as a Python object, which a config can't hold: pass "
                 f"{key}=... again, in Python."
             )
+
+
+def prepare(
+    config: Config,
+    method: Method,
+    *,
+    data: Any = None,
+    model: Factory | None = None,
+    partition: Partition | None = None,
+) -> Experiment:
+    """Build and check everything before any long work begins."""
+    _check_given(config, data=data, model=model, partition=partition)
     method = placed(config, method)
     _check_capacities(config, method)
     _check_public(config, method)
@@ -165,7 +183,7 @@ def prepare(
             stacklevel=2,
         )
     dataset = load_dataset(config, data)
-    federation = make_federation(config, dataset)
+    federation = make_federation(config, dataset, partition)
     dataset = federation.dataset
     public = public_set(config.public, federation)
     if public is not None and public.y is None and method.select.sees_public == "labelled":
@@ -194,7 +212,15 @@ def prepare(
     module = make()
     layout = Layout.of(module, method.local.extras)
     shared = layout.flatten(module, method.local.extras)
-    _try(module, shape, classes)
+    tokens = looks_up(module, shape)
+    _try(module, _samples(dataset, tokens), classes)
+    if tokens:
+        public = public_set(config.public, federation, tokens)
+    if tokens and augment:
+        raise FedloomError(
+            f"augment={config.augment} is for images, and this model looks its input up as tokens. "
+            "Leave it out."
+        )
     for capacity in np.unique(capacities[capacities < 1]):
         method.select.check(module, shape, float(capacity))
     cuts = method.select.cuts and not (capacities == 1).all()
@@ -216,6 +242,7 @@ def prepare(
         static_samples=config.static_samples,
         channels=channels,
         public=public if method.select.sees_public else None,
+        tokens=tokens,
         precision=config.precision,
         threads=config.threads,
     )
@@ -245,7 +272,8 @@ def prepare(
         "extras": dict(method.local.extras),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
-        "unit": 255 if dataset.x.dtype == np.uint8 else 1,
+        "unit": int(unit_of(dataset.x.dtype)),
+        "tokens": tokens,
         "fingerprint": _fingerprint(dataset),
         "images": _images(dataset),
         "network": _first_contacts(config, method, layout),
@@ -310,8 +338,8 @@ def _fingerprint(dataset: Dataset) -> str:
     """What tells one data set from another: its labels, shape and the scale of its pixels."""
     words = repr((dataset.shape, str(dataset.x.dtype), dataset.mean, dataset.std, dataset.classes))
     total = zlib.crc32(words.encode())
-    for labels in (dataset.y, dataset.y_test):
-        total = zlib.crc32(np.ascontiguousarray(labels).data, total)
+    for numbers in (dataset.y, dataset.y_test, dataset.held_out):
+        total = zlib.crc32(np.ascontiguousarray(numbers).data, total)
     return f"{total:08x}"
 
 
@@ -360,15 +388,40 @@ def _capacities(config: Config) -> np.ndarray:
     return np.concatenate([clients, np.ones(config.newcomers)])
 
 
-def _try(module: nn.Module, shape: tuple[int, int, int], classes: int) -> None:
+def _samples(dataset: Dataset, tokens: bool) -> Tensor:
+    """Two samples to try a model with: zeros, or those with the least and the largest token."""
+    if not tokens:
+        return torch.zeros((2, *dataset.shape))
+    if dataset.x.dtype == np.float32:
+        raise FedloomError(
+            f"The model looks its input up as tokens (nn.Embedding), and the data "
+            f"'{dataset.name}' are not whole numbers. Give arrays of integers, x.astype(int), or "
+            "choose another --model."
+        )
+    low = high = np.zeros(dataset.shape, np.int64)
+    for x in (dataset.x, dataset.x_test):
+        for _, rows in chunks(x):
+            least, most = rows[rows.min((1, 2, 3)).argmin()], rows[rows.max((1, 2, 3)).argmax()]
+            low = least if least.min() < low.min() else low
+            high = most if most.max() > high.max() else high
+    return torch.from_numpy(np.stack([low, high]).astype(np.int64))
+
+
+def _try(module: nn.Module, x: Tensor, classes: int) -> None:
     """One pass through the model: whether it and the data fit at all."""
     try:
         with torch.no_grad():
-            logits = module.eval()(torch.zeros((2, *shape)))
+            logits = module.eval()(x)
+    except IndexError as e:  # of an embedding that is too small
+        raise FedloomError(
+            f"The model can't look up the tokens {int(x.min())} to {int(x.max())} of these data: "
+            f"{e}. Give its embedding a row for each, or number the tokens from 0."
+        ) from e
     except (RuntimeError, ValueError, TypeError) as e:
         reason = str(e).splitlines()[0]
         raise FedloomError(
-            f"The model can't take images of shape {shape}: {reason}. Choose another --model."
+            f"The model can't take images of shape {tuple(x.shape[1:])}: {reason}. Choose another "
+            "--model."
         ) from e
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.errors import FedloomError
+from fedloom.models.inputs import blank
 
 
 def with_exits(
@@ -56,7 +57,7 @@ class Exits(nn.Module):
         super().__init__()
         self.shape, self.classes, self.answers = shape, classes, answers or len(blocks)
         self.blocks = nn.ModuleList(blocks)
-        x = torch.zeros((2, *shape))
+        x = blank(self.blocks[0], shape, 2)
         exits = []
         training = self.training
         with torch.no_grad():

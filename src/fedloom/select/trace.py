@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedloom.errors import FedloomError
+from fedloom.models.inputs import blank
 from fedloom.select.axes import Label, Mismatch, fix, fixed, free, merge, regroup, resolve
 
 Labels = tuple[Label, ...]
@@ -60,8 +61,7 @@ def trace(module: nn.Module, shape: Sequence[int]) -> Traced:
     """Watch one pass of zeros through the module."""
     training = module.training
     tracer = _Tracer(module)
-    x = torch.zeros((2, *shape), dtype=next(module.parameters()).dtype)
-    x = x.to(next(module.parameters()).device)
+    x = blank(module, shape, 2)
     tracer.remember(x, tuple(fixed(n) for n in x.shape))
     try:
         with torch.no_grad(), tracer.named_layers(), tracer:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.local.rule import Batch
+from fedloom.models.inputs import blank
 from fedloom.models.norm import settle
 from fedloom.select.base import Ask, Select, Selection
 from fedloom.select.channels import Channels
@@ -75,7 +76,7 @@ class Width(Select):
         smaller = channels.build(*self.narrowed(channels, capacity)).eval()
         try:
             with torch.no_grad():
-                logits = smaller(torch.zeros((2, *shape)))
+                logits = smaller(blank(smaller, shape, 2))
         except (RuntimeError, ValueError) as e:
             reason = str(e).splitlines()[0]
             raise FedloomError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The samples of every client; `note` says what a reader of results should know.
+    """The samples of every client; `note` says what a reader of results should know, `samples` how
+    many there must be in all, where that is known.
 
     >>> p = Partition.of_lists([[0, 2], [1]])
     >>> len(p), p[0].tolist(), p.sizes.tolist()
@@ -35,6 +36,7 @@ class Partition:
     indices: IntArray
     offsets: IntArray
     note: tuple[str, ...] = ()
+    samples: int | None = None
 
     @classmethod
     def of_owners(cls, owner: np.ndarray, clients: int, note: Iterable[str] = ()) -> Partition:
@@ -59,23 +61,21 @@ class Partition:
         """
         if isinstance(given, Partition):
             return given._sound("The partition")
-        try:
-            array = np.asarray(given)
-        except ValueError:  # lists of different lengths
-            array = np.empty((0, 0), np.int64)
-        if array.ndim == 1 and array.dtype.kind in "iu" and len(array):
-            if array.min() < -1:
+        rows = _array(given)
+        if rows.ndim == 1 and rows.dtype.kind in "iu" and len(rows):
+            if rows.min() < -1:
                 raise FedloomError(
-                    f"partition has the client {array.min()}: clients are numbered from 0, and -1 "
-                    "is for rows that nobody holds."
+                    f"The partition has the client {rows.min()}: clients are numbered from 0, and "
+                    "-1 is for rows that nobody holds."
                 )
-            return cls.of_owners(array.astype(np.int64), int(array.max()) + 1)
-        lists = [np.asarray(held) for held in given] if array.ndim == 2 else []
-        if not lists or any(held.ndim != 1 or _not_whole(held) for held in lists):
+            made = cls.of_owners(rows.astype(np.int64), int(rows.max()) + 1)
+            return replace(made, samples=len(rows))
+        lists = [_array(held) for held in given] if isinstance(given, Iterable) else []
+        if not lists or any(r.ndim != 1 or (len(r) and r.dtype.kind not in "iu") for r in lists):
             raise FedloomError(
-                "A partition given in Python is an array with the client of every row, a list "
-                "with a list of row numbers for every client, or a Partition; this is "
-                f"{type(given).__name__} of shape {array.shape} and type {array.dtype}."
+                "A partition in Python is an array with the client of every row, a list with a "
+                "list of row numbers for every client, or a Partition; this "
+                f"{type(given).__name__} is none of them."
             )
         return cls.of_lists([held.tolist() for held in lists])._sound("The partition")
 
@@ -86,6 +86,12 @@ class Partition:
         if len(self) != clients:
             raise FedloomError(
                 f"{what} is for {len(self)} clients, not {clients}. Set clients to {len(self)}."
+            )
+        if self.samples not in (None, samples):
+            raise FedloomError(
+                f"{what} says who holds each of {self.samples} rows, but the data has {samples}. "
+                "Give a client for every row (-1 for nobody); rows of the data's test part come "
+                "behind the others with --pool."
             )
         if len(self.indices) and self.indices.max() >= samples:
             raise FedloomError(
@@ -211,8 +217,12 @@ def _read_npz(path: Path) -> Partition:
     return Partition(indices.astype(np.int64), offsets.astype(np.int64))
 
 
-def _not_whole(rows: np.ndarray) -> bool:
-    return len(rows) > 0 and rows.dtype.kind not in "iu"
+def _array(given: Any) -> np.ndarray:
+    """As an array; of no dimension where it is none."""
+    try:
+        return np.asarray(given)
+    except ValueError:  # lists of different lengths
+        return np.asarray(None)
 
 
 def _offsets(sizes: np.ndarray) -> IntArray:
