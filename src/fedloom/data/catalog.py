@@ -161,7 +161,7 @@ def _kept(root: Path, source: sources.Source, grouped: bool = False) -> Dataset:
     folder = root / source.folder
     if not store.holds(folder):
         raise FedloomError(f"Data set '{source.folder}' is not in {root}. Run: {command(source)}")
-    return store.read(folder, grouped)
+    return store.read(folder, grouped, command(source))
 
 
 def _published(name: str) -> Loader:
