@@ -202,8 +202,13 @@ def _opened(file: Path) -> Iterator[Image.Image]:
     except FedloomError:
         raise
     except Exception as error:  # Pillow has many words for damage, and for headers that are lies
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise FedloomError(f"Cannot read the image {file}: {reason}.") from None
+        raise FedloomError(f"Cannot read the image {file}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What a reader complains of, as the end of a sentence that is not too long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (text if len(text) <= 240 else f"{text[:240]}...").rstrip(".") + "."
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -218,15 +223,17 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as file:
             for entry in file.infolist():
-                name = entry.filename.removesuffix(".npy")
+                name, ending = os.path.splitext(entry.filename)
+                if ending != ".npy":
+                    continue
                 with file.open(entry) as member:
                     _check_header(name, member, entry.file_size)
                 with file.open(entry) as member:
                     held[name] = np.lib.format.read_array(member, allow_pickle=False)
-    except (OSError, ValueError):
+    except OSError:
         raise
     except Exception as error:  # zipfile, zlib and NumPy have many words for damage
-        raise ValueError(f"it is damaged ({type(error).__name__}: {error}).") from None
+        raise ValueError(_reason(error)) from None
     return held
 
 

@@ -94,7 +94,9 @@ def read(folder: Path, grouped: bool = False, fetch: str | None = None) -> Datas
             tuple(description["mean"]),
             tuple(description["std"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, FedloomError) as error:
+    except (
+        OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, FedloomError,
+    ) as error:  # fmt: skip
         again = fetch or f"fedloom data fetch {folder.name}"
         raise FedloomError(
             f"The data set in {folder} is damaged ({error}). Fetch it again with: {again} --force"
