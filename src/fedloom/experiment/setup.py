@@ -30,8 +30,9 @@ from fedloom.local import Budget
 from fedloom.method import Method
 from fedloom.models import Factory, build, choose
 from fedloom.models.exits import Exits
-from fedloom.models.norm import has_batch_norm, has_static_norm
+from fedloom.models.norm import has_batch_norm, has_measured_norm
 from fedloom.select import Channels, Whole
+from fedloom.select.verify import verify
 from fedloom.streams import streams_of
 from fedloom.topology import Faults, Peers, network
 
@@ -197,8 +198,11 @@ def prepare(
     _try(module, shape, classes)
     for capacity in np.unique(capacities[capacities < 1]):
         method.select.check(module, shape, float(capacity))
-    cuts = method.select.cuts and not (capacities == 1).all()
-    channels = Channels.of(module, shape) if cuts else None
+    submodels = bool((capacities < 1).any()) or method.local.narrows
+    channels = None
+    if method.select.cuts and submodels:
+        channels = Channels.of(module, shape)
+        verify(channels, shape)
     sees = method.mix.sees_classes
     class_of = layout.outputs(_classifiers(module, shape, channels)) if sees else None
     setting = Setting(
@@ -212,7 +216,8 @@ def prepare(
         capacities=capacities,
         extras=tuple(method.local.extras),
         pools=method.topology.pools,
-        static=has_static_norm(module),
+        submodels=submodels,
+        static=has_measured_norm(module, submodels),
         static_samples=config.static_samples,
         channels=channels,
         public=public if method.select.sees_public else None,
@@ -251,6 +256,7 @@ def prepare(
         "network": _first_contacts(config, method, layout),
         "kept": state.kept.columns.ranges,
         "public": None if public is None else public.note,
+        "submodels": submodels,
     }
     return Experiment(
         config=config,

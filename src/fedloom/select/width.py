@@ -21,7 +21,7 @@ from fedloom.local.rule import Batch
 from fedloom.models.norm import settle
 from fedloom.select.base import Ask, Select, Selection
 from fedloom.select.channels import Channels
-from fedloom.select.scores import activations, gradients
+from fedloom.select.scores import AT_ONCE, activations, gradients
 
 Rounding = Literal["ceil", "floor"]
 
@@ -201,9 +201,9 @@ class ByGradient(Width):
             kept = channels.kept(ask.layout, ask.last.index)
             module = channels.build([len(k) for k in kept])
             Layout.of(module, ask.layout.extras).load(module, ask.last.row)
-        settle(module, x.split(256))
+        settle(module, x.split(AT_ONCE), every=True)
         with torch.no_grad():
-            return torch.cat([module(some) for some in x.split(256)]).argmax(-1)
+            return torch.cat([module(some) for some in x.split(AT_ONCE)]).argmax(-1)
 
 
 def draw(scores: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
