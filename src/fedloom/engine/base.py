@@ -161,8 +161,8 @@ class Engine(ABC):
         """Score every block, in their order."""
 
     def score(self, clients: np.ndarray, rows: Tensor, part: str, shared: bool = False) -> Scored:
-        """Score each client's row on its data part; one expanded row is scored in one go. Norms
-        that are measured are so on the data of these clients, of a `shared` model on everybody's."""
+        """Score each client's row on its data part; one expanded row is scored in one go. Norm
+        statistics are measured on the data of these clients, of a `shared` model on everybody's."""
         federation = self.setting.federation
         groups = [federation.indices(int(c), part) for c in clients]
         whole = tuple(int(c) for c in clients)

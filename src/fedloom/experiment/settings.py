@@ -115,8 +115,8 @@ class Config(BaseModel):
     static_samples: int = Field(
         5000,
         ge=1,
-        description="training samples that measure norm statistics before scoring (static norms; all "
-        "tracked norms where clients train sub-models)",
+        description="training samples that measure norm statistics before scoring (of static "
+        "norms; of all tracked norms where clients train sub-models)",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     engine: str = Field("auto", description="auto, serial, stacked, processes or ray")
