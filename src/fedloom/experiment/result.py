@@ -18,7 +18,7 @@ from fedloom.experiment.store import RunStore
 from fedloom.layout import Columns, Layout
 from fedloom.models import Factory, build
 from fedloom.models.inputs import looks_up
-from fedloom.models.norm import has_static_norm, settle
+from fedloom.models.norm import has_measured_norm, settle
 from fedloom.population import Population
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ class Result:
         """The trained model as a plain `nn.Module`: the shared one, or a client's own.
 
         It takes images as `normalise` makes them. A model of your own factory needs that factory
-        again. Static norms are measured on the run's training data, as when it was scored.
+        again. Norm statistics that were measured before scoring (`measured`) are measured again, on
+        the run's training data.
         """
         if client is not None and not (
             isinstance(client, int) and 0 <= client < self.config["clients"]
@@ -150,12 +151,13 @@ class Result:
                 )
             row = row if client is None else kept.compose([client], row)[0]
         layout.load(module, row)
-        if has_static_norm(module):
-            self._measure(module, client)
+        submodels = bool(about.get("submodels", False))
+        if has_measured_norm(module, submodels):
+            self._measure(module, client, submodels)
         return module.eval()
 
-    def _measure(self, module: nn.Module, client: int | None) -> None:
-        """Static norms, which no checkpoint holds, as they were when the run was scored."""
+    def _measure(self, module: nn.Module, client: int | None, every: bool) -> None:
+        """Norm statistics that no checkpoint holds, as they were when the run was scored."""
         import torch
 
         from fedloom.engine.batches import Source
@@ -168,15 +170,22 @@ class Result:
             federation = make_federation(config, load_dataset(config))
         except FedloomError as e:
             warnings.warn(
-                f"The statistics of this model's static norms can't be measured: {e} Measure them "
-                "on images of your own with fedloom.models.norm.settle(model, batches).",
+                f"The statistics of this model's norms can't be measured: {e} Measure them on "
+                "images of your own with fedloom.models.norm.settle(model, batches, every=True).",
                 stacklevel=3,
             )
             return
         data, clients = federation.dataset, federation.everybody if client is None else [client]
         scale, cpu = (data.mean, data.std), torch.device("cpu")
         source = Source(data.x, data.y, *scale, cpu, tokens=looks_up(module, data.shape))
-        settle(module, source.batches(federation.calibration(clients, config.static_samples)))
+        images = source.batches(federation.calibration(clients, config.static_samples))
+        settle(module, images, every)
+
+    @property
+    def measured(self) -> bool:
+        """Whether norm statistics were measured on training data before scoring: those of static
+        norms, and those of all tracked norms where clients trained sub-models."""
+        return any(record.get("norms", {}).get("measured") for record in self.records)
 
     @property
     def public(self) -> str | None:
@@ -307,7 +316,7 @@ _COST = {
 }  # fmt: skip
 
 
-_NESTED = {"profile", "mix", "devices"}
+_NESTED = {"profile", "mix", "devices", "norms"}
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
