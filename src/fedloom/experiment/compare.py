@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from fedloom.experiment.pairing import differences, in_common
 from fedloom.experiment.result import Result
 
 if TYPE_CHECKING:
@@ -28,7 +29,11 @@ COLUMNS = {
 
 
 class Comparison:
-    """The runs of a comparison: method → one result per seed, in the same order of seeds."""
+    """The runs of a comparison: method → one result per seed, in the same order of seeds.
+
+    `same` names what is the same in all runs of a seed; `differences` says by method in what it
+    differs from the baseline, or from the settings that were `asked` for.
+    """
 
     FILES = ("table.csv", "comparison.png", "report.html")
 
@@ -37,15 +42,38 @@ class Comparison:
         results: dict[str, list[Result]],
         path: Path,
         diverged: Mapping[str, str] | None = None,
+        asked: Mapping[str, Any] | None = None,
+        notes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.results = results
         self.path = path
         self.diverged = dict(diverged or {})  # methods left out, and why
+        self._asked, self._notes = asked or {}, notes or {}
 
     @property
     def baseline(self) -> str:
         """The method that the others are paired with: FedAvg if it is there, else the first."""
         return "fedavg" if "fedavg" in self.results else next(iter(self.results))
+
+    @cached_property
+    def same(self) -> list[str]:
+        return in_common(self.results)
+
+    @cached_property
+    def differences(self) -> dict[str, list[str]]:
+        return differences(self.results, self.baseline, self._asked, self._notes)
+
+    def remarks(self) -> list[str]:
+        """What a reader of the table must know, as sentences."""
+        seeds = len(next(iter(self.results.values())))
+        over = f"Mean ± std over {seeds} seeds" if seeds > 1 else "One seed"
+        out = [f"{over}; methods are paired by seed."]
+        if len(self.results) > 1:
+            out.append(f"The same in all runs of a seed: {', '.join(self.same) or 'nothing'}.")
+        parts = {r.scored_on for results in self.results.values() for r in results}
+        if len(parts) == 1 and None not in parts:
+            out.append(f"Clients are scored on {parts.pop()}.")
+        return out
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -126,7 +154,9 @@ class Comparison:
         self.plot(picture)
         heads, rows = self.cells()
         first = next(iter(self.results.values()))[0]
-        page = comparison_page(heads, rows, first.config, picture)
+        page = comparison_page(
+            heads, rows, first.config, picture, " ".join(self.remarks()), self.differences
+        )
         report.write_text(page, encoding="utf-8")
         return report
 

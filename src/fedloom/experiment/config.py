@@ -39,7 +39,7 @@ def make_config(
                 f"of a data set or model are written data_options.{key} or model_options.{key}."
             )
     for key, value in method.fixed.items():
-        if key in given and not lenient and _normal(key, given[key]) != value:
+        if key in given and not lenient and normal(key, given[key]) != value:
             raise FedloomError(
                 f"{method.name} fixes {key} to {value} by its definition, so {key}={given[key]} "
                 f"would do nothing. Leave {key} out."
@@ -55,7 +55,8 @@ def make_config(
             f"participation={config.participation:g} asks for more clients than there are "
             f"({config.clients}). Give a fraction up to 1, or a number up to {config.clients}."
         )
-    return config, options
+    scored = options.build().adapt.on(config.score_on).score_on
+    return config.model_copy(update={"score_on": scored}), options
 
 
 def _grouped(settings: Mapping[str, Any], method: type[MethodOptions]) -> dict[str, Any]:
@@ -82,7 +83,8 @@ def _preset(method: type[MethodOptions], name: Any) -> Mapping[str, Any]:
     return method.presets[name]
 
 
-def _normal(key: str, value: Any) -> Any:
+def normal(key: str, value: Any) -> Any:
+    """A single setting, checked, in the form that a config holds."""
     try:
         return getattr(Config(**{key: value}), key)
     except ValidationError as e:

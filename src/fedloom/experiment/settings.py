@@ -8,7 +8,7 @@ used: the command line's help is made from this class.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -103,6 +103,11 @@ class Config(BaseModel):
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
 
     seed: int = Field(0, ge=0, description="names every random stream of the run")
+    score_on: Literal["auto", "test", "query"] = Field(
+        "auto",
+        description="what clients are scored on: test, all of their test data; query, without the "
+        "support part; auto, query if the method (in a comparison: any of them) adapts to that",
+    )
     eval_every: int = Field(
         5, ge=1, description="score after every so many rounds, and after the last"
     )

@@ -156,6 +156,7 @@ def prepare(
                 f"{key}=... again, in Python."
             )
     method = placed(config, method)
+    method = replace(method, adapt=method.adapt.on(config.score_on))
     _check_capacities(config, method)
     _check_public(config, method)
     device = pick_device(config.device)
