@@ -93,12 +93,12 @@ class Comparison:
             row: dict[str, object] = {"method": method}
             for name in COLUMNS:
                 if name in mine:
-                    row[name] = mine[name].mean()
+                    row[name] = mine[name].mean(skipna=False)
                     row[f"{name}_std"] = mine[name].std(ddof=0)
             for name in ("test_accuracy", "macro"):
                 if name in mine and name in base:
                     gain = mine[name] - base[name]
-                    row[f"{name}_gain"] = gain.mean()
+                    row[f"{name}_gain"] = gain.mean(skipna=False)
                     row[f"{name}_gain_std"] = gain.std(ddof=0)
                     row[f"{name}_wins"] = int((gain > 0).sum())
             rows.append(row)
@@ -120,7 +120,7 @@ class Comparison:
             for name in used:
                 factor = COLUMNS[name][2]
                 cells.append(_plus_minus(row[name] * factor, row[f"{name}_std"] * factor, seeds))
-            if gain and method == self.baseline:
+            if gain and (method == self.baseline or not np.isfinite(row[f"{gain}_gain"])):
                 cells.append("–")
             elif gain:
                 change = f"{100 * row[f'{gain}_gain']:+.2f}"
@@ -162,7 +162,7 @@ class Comparison:
 
 
 def _plus_minus(mean: float, std: float, seeds: int) -> str:
-    if np.isnan(mean):
+    if not np.isfinite(mean):  # a seed has no number: that is no mean over the seeds
         return "–"
     digits = 2 if abs(mean) < 1000 else 0
     text = f"{mean:.{digits}f}"

@@ -11,9 +11,10 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedloom.errors import FedloomError, unknown
+from fedloom.options import Options
 
 if TYPE_CHECKING:
     from fedloom.local import Budget, Optimiser
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 LARGEST_RATE = 1e30  # nothing learns at such a rate; beyond it floats overflow
 
 
-class Config(BaseModel):
+class Config(Options):
     """A federated experiment."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
     method: str = Field("fedavg", description="method name, or FILE.py[:CLASS] of your own")
     params: dict[str, Any] = Field(
@@ -162,7 +163,7 @@ class Config(BaseModel):
     @field_validator("participation")
     @classmethod
     def _participation(cls, value: float) -> float:
-        if value > 1 and value != int(value):
+        if value > 1 and not value.is_integer():
             raise ValueError("a number of clients must be whole; a fraction is at most 1")
         return value
 
