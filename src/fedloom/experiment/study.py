@@ -230,7 +230,9 @@ def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Ta
     ]
     if lost:
         tables.append(Table("Runs that diverged", ["run", "what happened"], lost))
-    text = "\n\n".join([f"# {study.title}", *(t.markdown() for t in tables)])
+    parts = {run.scored_on for runs in results.values() for run in runs} - {None}
+    scored = [f"Clients are scored on {part}." for part in sorted(map(str, parts))]
+    text = "\n\n".join([f"# {study.title}", *scored, *(t.markdown() for t in tables)])
     for picture in study.pictures(ask, results):
         if isinstance(picture, Picture) and not picture.curves:
             continue  # none of its cells ran
