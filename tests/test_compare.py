@@ -105,7 +105,10 @@ def test_all_cells_of_a_study_with_a_method_that_adapts_are_scored_alike(in_tmp,
         raise FedloomError("before the first run")
 
     monkeypatch.setattr("fedloom.experiment.study._start", stop)
-    for study, ask in ((Toy(), Ask("digits", "plain", only=("a",))), (S1(), Ask("mnist", "source"))):
+    for study, ask in (
+        (Toy(), Ask("digits", "plain", only=("a",))),
+        (S1(), Ask("mnist", "source")),
+    ):
         with pytest.raises(FedloomError, match="before the first run"):
             run_study(study, ask, in_tmp / study.name, 1, lambda *_: None)
         files = list((in_tmp / study.name / "cells").glob("*.yaml"))
@@ -150,7 +153,10 @@ def test_sub_models_without_capacities_are_called_what_they_are(in_tmp):
     comparison = compared("fedavg", "fedrolex", "fedprox:mu=0", "fedprox:mu=1", "depthfl")
     told = comparison.differences
     twin = "its results are those of fedavg in every round"
-    assert told["fedrolex"] == ["all capacities are 1, so every client trains the whole model", twin]
+    assert told["fedrolex"] == [
+        "all capacities are 1, so every client trains the whole model",
+        twin,
+    ]
     assert told["fedprox:mu=0"] == [twin]
     assert "fedprox:mu=1" not in told
     assert told["depthfl"][0].startswith("another model (model_options=")

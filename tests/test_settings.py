@@ -1,5 +1,6 @@
 """Whatever is given for a setting, it is taken as it was meant or refused in a sentence."""
 
+import contextlib
 import datetime
 import math
 
@@ -22,8 +23,8 @@ WORDS = [
 #: as they come from Python
 OBJECTS = [
     True, None, math.nan, math.inf, -math.inf, 10**400, -(10**5000), (), (1, 2), {1}, b"x",
-    object(), len, int, np.float64("nan"), np.int64(3), np.True_, np.array([1, 2]), np.array("none"),
-    1 + 2j, datetime.date(2001, 1, 1), "\x00", "x" * 100_000, "9" * 5000, Config,
+    object(), len, int, np.float64("nan"), np.int64(3), np.True_, np.array([1, 2]),
+    np.array("none"), 1 + 2j, datetime.date(2001, 1, 1), "\x00", "x" * 100_000, "9" * 5000, Config,
 ]  # fmt: skip
 
 
@@ -41,26 +42,24 @@ def parsed():
     """The values that those words stand for; some stand for none."""
     out = []
     for word in WORDS:
-        try:
+        with contextlib.suppress(FedloomError):
             out.append(parse_settings([f"x={word}"])["x"])
-        except FedloomError as e:
-            assert "not valid YAML" in str(e)
     return out
 
 
 @pytest.mark.parametrize("values", [parsed(), OBJECTS], ids=["words", "objects"])
 def test_any_value_of_any_setting_is_taken_or_refused_in_a_sentence(values):
-    taken = refused = 0
+    taken, refused = 0, []
     for name, cls, _ in fields():
         for value in values:
             try:
                 make_config({name: value}, cls)[0].dump()
                 taken += 1
             except FedloomError as e:
-                refused += 1
-                assert 20 < len(str(e)) < 2000, (name, value)
+                refused.append(str(e))
     assert taken > 50
-    assert refused > 1000
+    assert len(refused) > 1000
+    assert all(20 < len(sentence) < 2000 for sentence in refused)
 
 
 def numbers():
@@ -113,7 +112,9 @@ def test_a_preset_that_is_no_word_is_refused():
         make_config({"preset": [1]}, methods()["fjord"])
 
 
-@pytest.mark.parametrize("spec", ["cosine:inf", "cosine:nan", "step:inf,0.5", "step:2,inf", "exp:inf"])
+@pytest.mark.parametrize(
+    "spec", ["cosine:inf", "cosine:nan", "step:inf,0.5", "step:2,inf", "exp:inf"]
+)
 def test_schedules_are_finite(spec):
     with pytest.raises(FedloomError, match="not a learning-rate schedule"):
         Schedule(spec)

@@ -12,7 +12,6 @@ from fedloom.errors import FedloomError
 from fedloom.local.rule import LocalRule
 from fedloom.local.sgd import SGD
 
-
 #: what the setting `score_on` may ask for → the part of a client's data
 SCORED = {"test": "test", "query": "test-query"}
 

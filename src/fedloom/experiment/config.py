@@ -31,7 +31,9 @@ def make_config(
     given = merge(*(_grouped(layer, method) for layer in layers))
     params = given.pop("params")
     given = without_nones(Config, given)
-    if given.get("topology") is not None and not any("participation" in layer for layer in layers[1:]):
+    if given.get("topology") is not None and not any(
+        "participation" in layer for layer in layers[1:]
+    ):
         given["participation"] = 1.0  # among nodes, those that do not take part meet nobody
     for key in given:
         if key not in Config.model_fields:

@@ -28,6 +28,7 @@ _CLIENTS = ("clients", "partition", "test_share", "support_share", "newcomers", 
 _OWN = ("method", "params", "preset", "seed", "score_on")
 #: what a checkpoint says of how the model began
 _MODEL = ("model", "model_options", "shape", "classes", "seed")
+_COST = ["seconds", "eval_seconds", "peak_memory", "participants", "macs", "bytes_up", "bytes_down"]
 _SAME_RESULT = 1e-6  # relative: engines may round differently
 
 ONE_LEARNER = "one learner trains on the data of all clients, so there are no participants"
@@ -129,12 +130,10 @@ def _twin(label: str, runs: Runs) -> str | None:
 
 
 def _same_results(one: Result, other: Result) -> bool:
-    tables = []
-    for run in (one, other):
-        cost = {"seconds", "eval_seconds", "peak_memory", "participants", "macs"}
-        kept = [n for n in run.rounds if n not in cost and not n.startswith("bytes")]
-        tables.append(run.rounds[sorted(kept)].select_dtypes("number"))
-    a, b = tables
+    a, b = (
+        run.rounds.drop(columns=_COST, errors="ignore").select_dtypes("number").sort_index(axis=1)
+        for run in (one, other)
+    )
     return (
         list(a.columns) == list(b.columns)
         and a.shape == b.shape

@@ -26,10 +26,10 @@ class MethodOptions(Options):
     """Base of every method: its options are its fields.
 
     `fixed` are settings of a run that the method's definition decides (FedSGD's one full batch);
-    a run that asks for something else is refused. `defaults` are settings that start out otherwise
-    for this method. `presets` are settings and options under a name
-    (`--preset`), over which what a run gives itself counts. `at_test` are options that matter only
-    where clients are scored, so that a trained run may be scored again with others.
+    a run that asks for something else is refused. `defaults` are method-specific defaults of
+    settings. `presets` are settings and options under a name (`--preset`), which explicit ones
+    override. `at_test` are options that matter only where clients are scored, so that a trained
+    run may be scored again with others.
     """
 
     name: ClassVar[str]
@@ -77,7 +77,10 @@ def without_nones(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, 
     fields = cls.model_fields
     return {
         key: None
-        if isinstance(value, str) and value == "none" and key in fields and _may_be_none(fields[key].annotation)
+        if isinstance(value, str)
+        and value == "none"
+        and key in fields
+        and _may_be_none(fields[key].annotation)
         else value
         for key, value in values.items()
     }
