@@ -1,4 +1,4 @@
-"""fedloom: federated learning where clients differ in data, capacity, taste and reach.
+"""Federated learning where clients differ in data, capacity, personalisation and connectivity.
 
     import fedloom
     result = fedloom.run("fedavg", data="digits", clients=20, rounds=10)

@@ -23,7 +23,8 @@ from fedloom.experiment.settings import Config
 
 app = typer.Typer(
     name="fedloom",
-    help="Federated learning where clients differ in data, capacity, taste and reach.",
+    help="Federated learning where clients differ in data, capacity, personalisation and "
+    "connectivity.",
     epilog="Add --debug to any command to see the traceback of an error.",
     no_args_is_help=True,
     add_completion=False,

@@ -14,7 +14,8 @@ from fedloom.data.partition import Partition
 from fedloom.engine import Diverged
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.compare import Comparison
-from fedloom.experiment.config import make_config, merge, parse_settings
+from fedloom.experiment.config import make_config, merge, normal, parse_settings
+from fedloom.experiment.pairing import unused
 from fedloom.experiment.plugins import is_file, method_class
 from fedloom.experiment.result import Result
 from fedloom.experiment.runner import Runner, Watcher
@@ -23,6 +24,8 @@ from fedloom.experiment.setup import Experiment, prepare
 from fedloom.experiment.store import RunStore
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
+
+_MOST_SEEDS = 10_000
 
 MethodLike = str | MethodOptions | type[MethodOptions]
 
@@ -79,16 +82,18 @@ def compare(
     watchers: Iterable[Watcher] = (),
     **settings: Any,
 ) -> Comparison:
-    """Run several methods on the same data, clients, initial weights and participants.
+    """Run several methods with the same settings.
 
     Each of `seeds` seeds (`seed`, `seed + 1`, ...) gives one run per method; methods are paired
-    by seed. Settings go to all methods; each takes what concerns it. A method that diverges is left
-    out and named in `diverged`; the others go on.
+    by seed. Settings go to all methods; each takes what concerns it. What is the same in all runs
+    (data, clients, initial weights, participants) is in `same`, what a method's definition changes
+    in `differences`. A method that diverges is left out and named in `diverged`; the others go on.
     """
-    if not isinstance(seeds, int) or seeds < 1:
-        raise FedloomError(f"seeds={seeds}: give their number, at least one.")
-    if isinstance(methods, str):
-        raise FedloomError(f"Give the methods as a list: compare(['{methods}', ...]).")
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= _MOST_SEEDS:
+        raise FedloomError(f"seeds={seeds!r}: give their number, from 1 to {_MOST_SEEDS:,}.")
+    if not isinstance(methods, Iterable) or isinstance(methods, str):
+        raise FedloomError(f"Give the methods as a list: compare([{methods!r}, ...]).")
+    methods, seed = list(methods), normal("seed", seed)
     labels = [_label(m) for m in methods]
     if len(set(labels)) < len(labels):
         raise FedloomError("The same method is named twice; give variants as NAME:option=value.")
@@ -98,11 +103,11 @@ def compare(
     for method, label in zip(methods, labels, strict=True):
         known = {"data", "model", *Config.model_fields, *_named(method)[0].model_fields}
         own = {key: value for key, value in settings.items() if key in known}
-        _plan(method, own, lenient=True)  # every method is checked before the first one runs
         plans.append((method, label, own))
     for key in settings:
         if not any(key in own for _, _, own in plans):
             raise unknown("setting", key, Config.model_fields)
+    notes = _scored_alike(plans)
     _check_flags(out, resume, overwrite)
     taken, free = _numbered(Path("runs") / "compare")
     folder = Path(out) if out is not None else taken[-1] if resume and taken else free
@@ -138,7 +143,22 @@ def compare(
         results[label].append(result)
     if not results:
         raise Diverged(next(iter(diverged.values())))
-    return Comparison(results, folder, diverged)
+    return Comparison(results, folder, diverged, asked=settings, notes=notes)
+
+
+def _scored_alike(plans: Sequence[tuple[MethodLike, str, dict[str, Any]]]) -> dict[str, list[str]]:
+    """Check every method before the first one runs. Where one adapts to the support part, all are
+    scored without it, so that their scores are of the same samples. Returns what each makes no use
+    of."""
+    notes, adapts = {}, False
+    for method, label, own in plans:
+        plan = _plan(method, own, lenient=True)
+        adapts |= plan.config.score_on == "query"
+        notes[label] = unused(plan.config, plan.options.build())
+    for _, _, own in plans:
+        if adapts and own.get("score_on", "auto") == "auto":
+            own["score_on"] = "query"
+    return notes
 
 
 def load(path: str | Path) -> Result:
@@ -216,6 +236,7 @@ def _slug(text: str) -> str:
 def _label(method: MethodLike) -> str:
     if isinstance(method, str):
         return method
+    _options_class(method)
     if isinstance(method, type):
         return method.name
     chosen = method.model_dump(exclude_defaults=True)
@@ -278,6 +299,16 @@ def _plan(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> 
     return _Plan(config, options, keys, objects)
 
 
+def _options_class(method: MethodOptions | type[MethodOptions]) -> type[MethodOptions]:
+    cls = method if isinstance(method, type) else type(method)
+    if not issubclass(cls, MethodOptions):
+        raise FedloomError(
+            f"{method!r} is not a method: give a name, with options as 'NAME:option=value', or a "
+            "MethodOptions class."
+        )
+    return cls
+
+
 def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
     """The method's class, and the settings that name it and its options."""
     if isinstance(method, str):
@@ -285,9 +316,7 @@ def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
         params = parse_settings(words.split(",")) if words else {}
         cls = method_class(name)
     else:
-        cls = method if isinstance(method, type) else type(method)
-        if not issubclass(cls, MethodOptions):
-            raise FedloomError(f"{method!r} is not a method: give a name or a MethodOptions class.")
+        cls = _options_class(method)
         name = cls.name
         params = {} if isinstance(method, type) else method.model_dump()
     return cls, {"method": name, "params": params} if params else {"method": name}

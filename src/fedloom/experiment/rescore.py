@@ -13,7 +13,7 @@ from fedloom.data.partition import Partition
 from fedloom.errors import FedloomError, nearest
 from fedloom.experiment.config import make_config, merge
 from fedloom.experiment.plugins import is_file, method_class
-from fedloom.experiment.result import flat_scores
+from fedloom.experiment.result import SCORED_ON, flat_scores
 from fedloom.experiment.runner import Runner
 from fedloom.experiment.settings import Config
 from fedloom.experiment.setup import prepare
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: who is scored, on what and where; none of it was learned
 FREE = frozenset({
-    "eval_clients", "eval_common", "static_samples",
+    "score_on", "eval_clients", "eval_common", "static_samples",
     "device", "engine", "workers", "precision", "ray_address", "threads",
 })  # fmt: skip
 
@@ -33,11 +33,12 @@ FREE = frozenset({
 @dataclass(frozen=True)
 class Scores:
     """`summary`: the scores by the names that `Result.summary` has; `clients`: a row for each;
-    `round`: the one that they are of."""
+    `round`: the one that they are of; `scored_on`: the part of the clients' test data."""
 
     round: int
     summary: dict[str, Any]
     clients: pd.DataFrame
+    scored_on: str
 
 
 def rescore(
@@ -59,7 +60,8 @@ def rescore(
         torch.set_num_threads(threads)
         experiment.engine.close()
     plain = {name: value for name, value in record.items() if not isinstance(value, dict)}
-    return Scores(t, plain | flat_scores(record), pd.DataFrame() if clients is None else clients)
+    table = pd.DataFrame() if clients is None else clients
+    return Scores(t, plain | flat_scores(record), table, SCORED_ON[config.score_on])
 
 
 def scored_with(

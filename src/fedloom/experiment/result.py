@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from fedloom.experiment.rescore import Scores
 
 _PREFIX = {"test": "test_", "clients": "", "newcomers": "new_"}
+SCORED_ON = {
+    "test": "all of their test data",
+    "query": "the query part of their test data",
+    "auto": "the part that the method declares",
+}
 
 
 class Result:
@@ -50,6 +55,17 @@ class Result:
     @cached_property
     def config(self) -> dict[str, Any]:
         return self.store.config()
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What the last checkpoint says of its model and data."""
+        return self.store.checkpoint()[1]
+
+    @property
+    def scored_on(self) -> str | None:
+        """The part of clients' test data that their scores are of, in words; None for a run from
+        before that was a setting."""
+        return SCORED_ON.get(self.config.get("score_on", ""))
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:

@@ -209,7 +209,7 @@ class Runner:
         return record, pd.concat(tables, ignore_index=True) if tables else None
 
     def _class_facts(self, clients: np.ndarray) -> dict[str, Any]:
-        """Who holds which classes, and whose columns are whose, for mixes that ask."""
+        """Who holds which classes, and the class that a column works for, for mixes that ask."""
         x = self.experiment
         if not x.method.mix.sees_classes:
             return {}
@@ -287,23 +287,23 @@ class Runner:
         return pd.concat(tables, ignore_index=True)
 
     def _score_clients(self, t: int, clients: np.ndarray) -> pd.DataFrame:
-        """Everyone with a model of its own or the shared one; strangers by the newcomer rule."""
+        """Everyone with its own model or the shared one; the others by the newcomer rule."""
         state, newcomer = self.experiment.state, self.experiment.method.newcomer
         known = np.array([not state.personal or int(c) in state.kept for c in clients])
         tables = [self._score_rows(t, some, state.rows(some)) for some in _chunks(clients[known])]
-        strangers = clients[~known]
-        if len(strangers):
+        others = clients[~known]
+        if len(others):
             owners = state.kept.clients
             tried = newcomer.candidates(state.shared, state.kept, self._weights(owners))
             if newcomer.choice == "only":
                 tables += [
                     self._score_rows(t, some, tried.expand(len(some), -1))
-                    for some in _chunks(strangers)
+                    for some in _chunks(others)
                 ]
             elif newcomer.choice == "vote":
-                tables += [self._score_votes(some, tried) for some in _chunks(strangers)]
+                tables += [self._score_votes(some, tried) for some in _chunks(others)]
             else:
-                tables += [self._score_best(t, some, tried, owners) for some in _chunks(strangers)]
+                tables += [self._score_best(t, some, tried, owners) for some in _chunks(others)]
         return pd.concat(tables, ignore_index=True).sort_values("client", ignore_index=True)
 
     def _score_rows(self, t: int, clients: np.ndarray, rows: Tensor) -> pd.DataFrame:

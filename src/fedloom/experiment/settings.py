@@ -8,12 +8,13 @@ used: the command line's help is made from this class.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedloom.errors import FedloomError, unknown
+from fedloom.options import Options
 
 if TYPE_CHECKING:
     from fedloom.local import Budget, Optimiser
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 LARGEST_RATE = 1e30  # nothing learns at such a rate; beyond it floats overflow
 
 
-class Config(BaseModel):
+class Config(Options):
     """A federated experiment."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
     method: str = Field("fedavg", description="method name, or FILE.py[:CLASS] of your own")
     params: dict[str, Any] = Field(
@@ -103,6 +104,11 @@ class Config(BaseModel):
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
 
     seed: int = Field(0, ge=0, description="names every random stream of the run")
+    score_on: Literal["auto", "test", "query"] = Field(
+        "auto",
+        description="what clients are scored on: test, all of their test data; query, without the "
+        "support part; auto, query if the method (in a comparison: any of them) adapts to that",
+    )
     eval_every: int = Field(
         5, ge=1, description="score after every so many rounds, and after the last"
     )
@@ -160,7 +166,7 @@ class Config(BaseModel):
     @field_validator("participation")
     @classmethod
     def _participation(cls, value: float) -> float:
-        if value > 1 and value != int(value):
+        if value > 1 and not value.is_integer():
             raise ValueError("a number of clients must be whole; a fraction is at most 1")
         return value
 

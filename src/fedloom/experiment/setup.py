@@ -176,6 +176,7 @@ def prepare(
     """Build and check everything before any long work begins."""
     _check_given(config, data=data, model=model, partition=partition)
     method = placed(config, method)
+    method = replace(method, adapt=method.adapt.on(config.score_on))
     _check_capacities(config, method)
     _check_public(config, method)
     device = pick_device(config.device)

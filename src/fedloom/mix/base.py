@@ -83,7 +83,7 @@ class Mixed:
 class Mix:
     """How models combine. `memory` names what it remembers between rounds; `takes_parts`: it can
     combine sub-models, element by element; `sees_classes`: it wants to know who holds which
-    classes; `sees_public`: it puts models to the public set, which the server then must have;
+    classes; `sees_public`: it runs models on the public set, which the server then must have;
     `meets`: nodes combine what those they meet tell them; `validates`: the part of a client's data
     on which its row is scored before it is combined."""
 

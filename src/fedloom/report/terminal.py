@@ -184,6 +184,8 @@ def print_result(result: Result, details: bool = False) -> None:
         out.print("There is no test data to score on." if ended else "Not scored yet.")
     else:
         out.print(_table(("", "score"), list(_scores(done)), left=1))
+        if "macro" in done and result.scored_on is not None:
+            out.print(f"Clients are scored on {result.scored_on}.")
     if "bytes" in done:
         out.print(
             f"Cost: {amount(done['bytes_up'])} up, {amount(done['bytes_down'])} down, "
@@ -217,6 +219,7 @@ def print_scores(result: Result, scores: Scores) -> None:
     last = result.evaluations["round"].max() if first else "–"
     heads = ("", f"as it ran, round {last}", f"now, round {scores.round}")
     out.print(_table(heads, rows))
+    out.print(f"Clients are scored on {scores.scored_on}.")
 
 
 def _print_devices(result: Result) -> None:
@@ -300,11 +303,11 @@ def _print_details(result: Result) -> None:
 def print_comparison(comparison: Comparison, report: Path) -> None:
     heads, rows = comparison.cells()
     out.print(_table(heads, rows))
-    seeds = len(next(iter(comparison.results.values())))
-    out.print(
-        f"Mean ± std over {seeds} seed{'s' if seeds > 1 else ''}, paired: same data, clients, "
-        f"initial weights and participants."
-    )
+    out.print(" ".join(comparison.remarks()))
+    if comparison.differences:
+        out.print("Not the same:")
+    for method, words in comparison.differences.items():
+        out.print(Text(f"  {method}: {'; '.join(words)}"))
     for why in comparison.diverged.values():
         out.print(f"Not in the table: {why}")
     out.print(f"Report: {report}")

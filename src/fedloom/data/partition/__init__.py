@@ -62,7 +62,8 @@ def partition(
         )
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
     task = Task(labels, clients, n_classes, stream(seed, "partition", name), reserve)
-    return _PARTITIONERS[name].deal(parsed, task)
+    with np.errstate(over="ignore", invalid="ignore"):  # `counts` refuses what overflows
+        return _PARTITIONERS[name].deal(parsed, task)
 
 
 def names_rows(spec: str | Partition) -> bool:
