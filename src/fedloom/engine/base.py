@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedloom.data.dataset import Dataset
 from fedloom.data.public import PublicSet
 from fedloom.data.split import Federation
-from fedloom.engine.batches import Augment
+from fedloom.engine.batches import SCORE_BATCH, Augment
 from fedloom.layout import Layout
 from fedloom.local import Budget, LocalRule, Optimiser
 from fedloom.select import Channels, Last, Select, Whole
@@ -242,6 +242,74 @@ class Engine(ABC):
             confusion[block.who] += scored.confusion
             loss[block.who] += scored.loss
         return Scored(confusion, loss)
+
+
+class OneProcess(Engine):
+    """An engine that works in this process, job by job, so that a pool of processes can do the same
+    jobs. How work is cut into jobs may not depend on who does them: a stack's padding decides which
+    kernels run, and so the last bits of everybody in it."""
+
+    @staticmethod
+    @abstractmethod
+    def cut(setting: Setting, sizes: Sequence[float], samples: float) -> list[list[int]]:
+        """Cut work of these sizes into jobs; `samples` is how many a step has."""
+
+    @abstractmethod
+    def train_job(
+        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+    ) -> list[Done]:
+        """Train the clients of one job."""
+
+    @abstractmethod
+    def score_job(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
+        """Score the blocks of one job."""
+
+    def train_each(
+        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+    ) -> list[Done]:
+        done: dict[int, Done] = {}
+        for job in training_jobs(type(self), self.setting, task, clients):
+            some = rows[:1].expand(len(job), -1) if same_row(rows) else rows[job]
+            known = [lasts[i] for i in job] if lasts else None
+            done.update(zip(job, self.train_job(task, clients[job], some, known), strict=True))
+        return [done[i] for i in range(len(clients))]
+
+    def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
+        found: dict[int, Scored] = {}
+        for job in scoring_jobs(type(self), self.setting, rows, blocks):
+            scored = self.score_job(rows, [blocks[i] for i in job])
+            found.update(zip(job, scored, strict=True))
+        return [found[i] for i in range(len(blocks))]
+
+
+def training_jobs(
+    kind: type[OneProcess], setting: Setting, task: Task, clients: np.ndarray
+) -> list[list[int]]:
+    """The positions of the clients that are trained together."""
+    if not len(clients):
+        return []
+    sizes = [work(setting, task, int(c)) for c in clients]
+    samples = task.budget.batch or float(np.mean(sizes))
+    return kind.cut(setting, sizes, samples)
+
+
+def scoring_jobs(
+    kind: type[OneProcess], setting: Setting, rows: Tensor, blocks: Sequence[Block]
+) -> list[list[int]]:
+    """The positions of the blocks that are scored together; if all are of one model, each alone."""
+    if same_row(rows) or not blocks:
+        return [[i] for i in range(len(blocks))]
+    sizes = [float(len(block.indices)) for block in blocks]
+    return kind.cut(setting, sizes, min(float(np.mean(sizes)), SCORE_BATCH))
+
+
+def work(setting: Setting, task: Task, client: int) -> float:
+    """About how long a client trains: by its samples, and by the model that it can train."""
+    if setting.pools:
+        return 1.0
+    federation = setting.federation
+    size = sum(federation.size(client, task.data.get(p, p)) for p in task.rule.parts)
+    return size * float(setting.capacities[client]) ** 2
 
 
 def same_row(rows: Tensor) -> bool:

@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -30,8 +30,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Task, same_row
-from fedloom.engine.serial import Serial
+from fedloom.engine.base import (
+    Block,
+    Done,
+    Engine,
+    Lasts,
+    OneProcess,
+    Scored,
+    Setting,
+    Task,
+    same_row,
+    scoring_jobs,
+    training_jobs,
+    work,
+)
 from fedloom.errors import FedloomError
 from fedloom.select import Last, Select
 
@@ -60,7 +72,7 @@ class Processes(Engine):
     def __init__(
         self,
         setting: Setting,
-        inner: Callable[[Setting], Engine],
+        inner: type[OneProcess],
         workers: int,
         participants: int,
         parts: Sequence[object] = (),
@@ -96,8 +108,8 @@ class Processes(Engine):
         for at in range(0, len(clients), slots):
             some = clients[at : at + slots]
             self._place(rows[:1] if same else rows[at : at + slots])
-            sizes = [self._work(task, int(c)) for c in some]
-            hands = self._deal(sizes)
+            sizes = [work(self.setting, task, int(c)) for c in some]
+            hands = training_jobs(self._inner, self.setting, task, some)
             known = self._recall(lasts[at : at + slots]) if lasts else [None] * len(some)
             jobs = [
                 ("train", words, some[h], [0] * len(h) if same else h, h, [known[i] for i in h])
@@ -112,26 +124,16 @@ class Processes(Engine):
                     done[at + i] = replace(result, row=row, index=_unpacked(result.index))
         return [done[i] for i in range(len(clients))]
 
-    def _deal(self, sizes: Sequence[float]) -> list[list[int]]:
-        """Clients to jobs: one each, or, where workers stack them, a fair share for each worker."""
-        order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
-        if self._inner is Serial:
-            return [[i] for i in order]
-        hands: list[list[int]] = [[] for _ in range(min(len(self._members), len(sizes)))]
-        for turn, i in enumerate(order):  # there and back, so that the shares are even
-            at = turn % (2 * len(hands))
-            hands[min(at, 2 * len(hands) - 1 - at)].append(i)
-        return hands
-
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         slots, same = len(self._inbox), same_row(rows)
         out: list[Scored] = []
         for at in range(0, 1 if same else len(rows), slots):
-            self._place(rows[:1] if same else rows[at : at + slots])
+            placed = rows[:1] if same else rows[at : at + slots]
+            self._place(placed)
             some = [replace(b, row=b.row - at) for b in blocks if same or at <= b.row < at + slots]
             sizes = [len(b.indices) for b in some]
-            hands = [[i] for i in range(len(some))] if same else self._deal(sizes)
-            jobs = [("score", [some[i] for i in hand]) for hand in hands]
+            hands = scoring_jobs(self._inner, self.setting, placed, some)
+            jobs = [("score", [some[i] for i in hand], len(placed)) for hand in hands]
             answers = self._run(jobs, [sum(sizes[i] for i in h) for h in hands])
             found = {
                 i: scored
@@ -162,13 +164,6 @@ class Processes(Engine):
             words = None if last is None else (i, last.row.numel(), _packed(last.index))
             out.append(words)
         return out
-
-    def _work(self, task: Task, client: int) -> float:
-        federation = self.setting.federation
-        if self.setting.pools:
-            return 1.0
-        size = sum(federation.size(client, task.data.get(p, p)) for p in task.rule.parts)
-        return size * float(self.setting.capacities[client]) ** 2
 
     def _run(self, jobs: list[tuple[Any, ...]], sizes: Sequence[float]) -> list[Any]:
         """Do all jobs, longest first; answers in the order of the jobs."""
@@ -252,7 +247,7 @@ class Processes(Engine):
 
     def _answer(self, pipe: Connection) -> NoReturn:
         torch.set_num_threads(self.setting.threads)
-        inner: Engine | None = None
+        inner: OneProcess | None = None
         while True:
             try:
                 job = pipe.recv()
@@ -271,9 +266,9 @@ class Processes(Engine):
             except OSError:  # the parent is gone
                 os._exit(0)
 
-    def _do(self, inner: Engine, job: tuple[Any, ...]) -> Any:
+    def _do(self, inner: OneProcess, job: tuple[Any, ...]) -> Any:
         if job[0] == "score":
-            return inner.run_blocks(self._inbox, job[1])
+            return inner.score_job(self._inbox[: job[2]], job[1])
         _, words, clients, slots, places, known = job
         one = len(set(slots)) == 1
         starts = self._inbox[slots[0]].expand(len(slots), -1) if one else self._inbox[slots]
@@ -281,7 +276,7 @@ class Processes(Engine):
             None if k is None else Last(self._recalled[k[0], : k[1]].clone(), _unpacked(k[2]))
             for k in known
         ]
-        results = inner.train_each(self._unpack(words), clients, starts, lasts)
+        results = inner.train_job(self._unpack(words), clients, starts, lasts)
         answer = []
         for result, place in zip(results, places, strict=True):
             size = result.row.numel()

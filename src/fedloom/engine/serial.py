@@ -8,23 +8,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Task
+from fedloom.engine.base import Block, Done, Lasts, OneProcess, Scored, Setting, Task
 from fedloom.engine.worker import Worker
 
 
-class Serial(Engine):
+class Serial(OneProcess):
     """Trains and scores in this process."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.worker = Worker(setting)
 
-    def train_each(
+    @staticmethod
+    def cut(setting: Setting, sizes: Sequence[float], samples: float) -> list[list[int]]:
+        return [[i] for i in range(len(sizes))]
+
+    def train_job(
         self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         with torch.random.fork_rng(devices=[]):
             given = zip(clients, rows, lasts or [None] * len(clients), strict=True)
             return [self.worker.train(task, int(c), row, last) for c, row, last in given]
 
-    def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
+    def score_job(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         return [self.worker.score(rows[block.row], block) for block in blocks]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedloom.engine import stacked_mlp
-from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Task, same_row
+from fedloom.engine.base import Block, Done, Lasts, OneProcess, Scored, Setting, Task, same_row
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
 from fedloom.errors import FedloomError
@@ -31,6 +31,8 @@ from fedloom.local.rule import Batch, LocalRule, Params
 from fedloom.models.norm import has_batch_norm, has_tracked_norm
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
+_STEP = 2**21  # multiplications of a stack's step below which its overhead shows
+_LEAST = 4  # clients that are stacked at least, where there are enough
 _NOTHING = np.empty(0, dtype=np.int64)
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
 
@@ -64,14 +66,29 @@ def only_linear(module: nn.Module) -> bool:
     return all(isinstance(m, nn.Linear) for m in owners)
 
 
-class Stacked(Engine):
+class Stacked(OneProcess):
     """Trains and scores many clients in one go."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._worker = Worker(setting, stacks=True)
 
-    def train_each(
+    @staticmethod
+    def cut(setting: Setting, sizes: Sequence[float], samples: float) -> list[list[int]]:
+        """Even shares, an even number of them: as many as leave every step of a stack enough to do.
+        A GPU takes all at once."""
+        if setting.device.type != "cpu":
+            return [list(range(len(sizes)))]
+        each = max(round(_STEP / (setting.layout.trainable * max(samples, 1))), _LEAST)
+        shares = min(2 * max(len(sizes) // (2 * each), 1), len(sizes))
+        out: list[list[int]] = [[] for _ in range(shares)]
+        order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+        for turn, i in enumerate(order):  # there and back, so that the shares are even
+            at = turn % (2 * shares)
+            out[min(at, 2 * shares - 1 - at)].append(i)
+        return out
+
+    def train_job(
         self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         given = zip(clients, rows, lasts or [None] * len(clients), strict=True)
@@ -89,7 +106,7 @@ class Stacked(Engine):
                 done.update(zip(some, results, strict=True))
         return [done[i] for i in range(len(jobs))]
 
-    def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
+    def score_job(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         alone = same_row(rows) or self.setting.static or any(b.probabilities for b in blocks)
         if alone:
             return [self._worker.score(rows[block.row], block) for block in blocks]
