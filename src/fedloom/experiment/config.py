@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.settings import Config
+from fedloom.experiment.settings import BadYaml, Config, parse_yaml
 from fedloom.methods.registry import MethodOptions, configure, without_nones
 
 
@@ -112,13 +112,13 @@ class _Strict(yaml.SafeLoader):
 def read_config(path: Path) -> dict[str, Any]:
     """Settings from a YAML file."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Strict)
+        content = parse_yaml(path.read_text(encoding="utf-8"), _Strict)
     except FileNotFoundError:
         raise FedloomError(f"There is no config file '{path}'.") from None
     except (OSError, UnicodeDecodeError) as e:
         raise FedloomError(f"The config file '{path}' can't be read: {e}.") from None
-    except yaml.YAMLError as e:
-        raise FedloomError(f"'{path}' is not valid YAML: {' '.join(str(e).split())}.") from None
+    except BadYaml as e:
+        raise FedloomError(f"'{path}' is not valid YAML: {e}.") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -138,9 +138,10 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
         if not sign or not key.strip():
             raise FedloomError(f"--set takes key=value, not '{pair}'.")
         try:
-            value = _number(yaml.safe_load(text))
-        except yaml.YAMLError:
-            raise FedloomError(f"The value in --set {pair} is not valid YAML.") from None
+            value = _number(parse_yaml(text))
+        except BadYaml:
+            shown = pair if len(pair) <= 80 else f"{pair[:80]}..."
+            raise FedloomError(f"The value in --set {shown} is not valid YAML.") from None
         *path, last = key.strip().split(".")
         at = out
         for step in path:

@@ -14,19 +14,13 @@ from fedloom.experiment.config import make_config, merge
 from fedloom.experiment.plugins import is_file, method_class
 from fedloom.experiment.result import flat_scores
 from fedloom.experiment.runner import Runner
-from fedloom.experiment.settings import Config
+from fedloom.experiment.settings import RESCORABLE, Config
 from fedloom.experiment.setup import prepare
 from fedloom.methods.registry import MethodOptions
 
 if TYPE_CHECKING:
     from fedloom.experiment.result import Result
     from fedloom.models import Factory
-
-#: who is scored, on what and where; none of it was learned
-FREE = frozenset({
-    "eval_clients", "eval_common", "static_samples",
-    "device", "engine", "workers", "precision", "ray_address", "threads",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,12 +36,14 @@ class Scores:
 def rescore(
     result: Result, settings: Mapping[str, Any], data: Any = None, model: Factory | None = None
 ) -> Scores:
-    config, options = scored_with(result.config, settings, FREE)
-    experiment = prepare(config, options.build(), data=data, model=model)
+    config, options = scored_with(result.config, settings, RESCORABLE)
+    tensors, about = result.store.checkpoint()
+    experiment = prepare(config, options.build(), data=data, model=model, options=options)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        t = experiment.restore(result.store)
+        experiment.restore(result.path, tensors, about, {*RESCORABLE, *options.at_test})
+        t = int(about["round"])
         record, clients = Runner(experiment, result.store).score(t)
     finally:
         torch.set_num_threads(threads)
