@@ -101,7 +101,9 @@ class Cluster(Engine):
         if self._ours:
             self._ray.shutdown()
 
-    def _run(self, start: Callable[[Any, int], Any], count: int, sizes: Sequence[float]) -> list[Any]:
+    def _run(
+        self, start: Callable[[Any, int], Any], count: int, sizes: Sequence[float]
+    ) -> list[Any]:
         """Do all jobs, longest first; answers in order."""
         waiting = deque(sorted(range(count), key=lambda i: -sizes[i]))
         answers: dict[int, Any] = {}

@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.settings import Config
+from fedloom.experiment.settings import BadYaml, Config, parse_yaml
 from fedloom.methods.registry import MethodOptions, configure, without_nones
 from fedloom.options import quoted, wrong
 
@@ -117,27 +117,16 @@ class _Strict(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _parse(text: str, loader: type[yaml.SafeLoader]) -> Any:
-    """YAML, with one kind of error: its constructors let pass what int(), dates and deep recursion
-    raise (`!!int x`, 2001-99-99, 5,000 digits)."""
-    try:
-        return yaml.load(text, loader)
-    except yaml.YAMLError:
-        raise
-    except Exception as e:
-        raise yaml.YAMLError(str(e) or type(e).__name__) from None
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """Settings from a YAML file."""
     try:
-        content = _parse(path.read_text(encoding="utf-8"), _Strict)
+        content = parse_yaml(path.read_text(encoding="utf-8"), _Strict)
     except FileNotFoundError:
         raise FedloomError(f"There is no config file '{path}'.") from None
     except (OSError, UnicodeDecodeError) as e:
         raise FedloomError(f"The config file '{path}' can't be read: {e}.") from None
-    except yaml.YAMLError as e:
-        raise FedloomError(f"'{path}' is not valid YAML: {' '.join(str(e).split())}.") from None
+    except BadYaml as e:
+        raise FedloomError(f"'{path}' is not valid YAML: {e}.") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -157,8 +146,8 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
         if not sign or not key.strip():
             raise FedloomError(f"--set takes key=value, not '{pair}'.")
         try:
-            value = _number(_parse(text, yaml.SafeLoader))
-        except yaml.YAMLError:
+            value = _number(parse_yaml(text))
+        except BadYaml:
             raise FedloomError(f"The value in --set {quoted(pair)} is not valid YAML.") from None
         *path, last = key.strip().split(".")
         at = out

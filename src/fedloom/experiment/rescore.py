@@ -15,19 +15,13 @@ from fedloom.experiment.config import make_config, merge
 from fedloom.experiment.plugins import is_file, method_class
 from fedloom.experiment.result import SCORED_ON, flat_scores
 from fedloom.experiment.runner import Runner
-from fedloom.experiment.settings import Config
+from fedloom.experiment.settings import RESCORABLE, Config
 from fedloom.experiment.setup import prepare
 from fedloom.methods.registry import MethodOptions
 
 if TYPE_CHECKING:
     from fedloom.experiment.result import Result
     from fedloom.models import Factory
-
-#: who is scored, on what and where; none of it was learned
-FREE = frozenset({
-    "score_on", "eval_clients", "eval_common", "static_samples",
-    "device", "engine", "workers", "precision", "ray_address", "threads",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,13 +42,17 @@ def rescore(
     model: Factory | None = None,
     partition: Any = None,
 ) -> Scores:
-    config, options = scored_with(result.config, settings, FREE)
+    config, options = scored_with(result.config, settings, RESCORABLE)
+    tensors, about = result.store.checkpoint()
     dealt = None if partition is None else Partition.of_object(partition)
-    experiment = prepare(config, options.build(), data=data, model=model, partition=dealt)
+    experiment = prepare(
+        config, options.build(), data=data, model=model, partition=dealt, options=options
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        t = experiment.restore(result.store)
+        experiment.restore(result.path, tensors, about, {*RESCORABLE, *options.at_test})
+        t = int(about["round"])
         record, clients = Runner(experiment, result.store).score(t)
     finally:
         torch.set_num_threads(threads)

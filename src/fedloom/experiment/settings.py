@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 LARGEST_RATE = 1e30  # nothing learns at such a rate; beyond it floats overflow
 
+_WHERE = {"device", "engine", "workers", "ray_address", "threads"}  # and how fast
+_SCORED = {"eval_clients", "eval_common"}
+#: settings that a run may go on with others of: its length, what is shown of it, and its speed
+RESUMABLE = frozenset({"rounds", "eval_every", "checkpoint_every", *_WHERE, *_SCORED})
+#: settings that a trained run may be scored with others of: nothing of it was learned
+RESCORABLE = frozenset({"score_on", "static_samples", "precision", *_WHERE, *_SCORED})
+
+_DEEPEST = 32  # levels of nesting in a config; Python's own limit is a crash
+
 
 class Config(Options):
     """A federated experiment."""
@@ -103,6 +112,11 @@ class Config(Options):
     )
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
 
+    fork: str | None = Field(
+        None,
+        description="RUN or RUN@ROUND: start a new run from that run's last checkpoint (or that of "
+        "a round), with its settings and those given",
+    )
     seed: int = Field(0, ge=0, description="names every random stream of the run")
     score_on: Literal["auto", "test", "query"] = Field(
         "auto",
@@ -263,3 +277,32 @@ class Config(Options):
 
     def dump(self) -> str:
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+class BadYaml(ValueError):
+    """Text that is not YAML, or not such as a config may hold; the text says why."""
+
+
+def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+    """The value of a YAML text. Its constructors let pass what int() and dates raise (`!!int x`,
+    2001-99-99, 5,000 digits)."""
+    try:
+        value = yaml.load(text, loader)
+    except RecursionError:
+        raise BadYaml("it is nested too deeply") from None
+    except Exception as e:
+        raise BadYaml(" ".join(str(e).split()) or type(e).__name__) from None
+    if isinstance(value, dict | list):
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        lists = [v.values() if isinstance(v, dict) else v for v in level]
+        inside = [item for items in lists for item in items if isinstance(item, dict | list)]
+        level = list({id(item): item for item in inside}.values())  # aliases repeat the same ones
+        if not level:
+            return
+    raise BadYaml("it is nested too deeply")

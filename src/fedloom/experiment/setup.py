@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,14 @@ from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.capacities import Capacities
+from fedloom.experiment.identity import check_contents, check_settings, fingerprints, settings_of
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.settings import Config
 from fedloom.experiment.state import State
-from fedloom.experiment.store import RunStore
 from fedloom.layout import Layout
 from fedloom.local import Budget
 from fedloom.method import Method
+from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory, build, choose
 from fedloom.models.exits import Exits
 from fedloom.models.inputs import looks_up
@@ -41,7 +42,6 @@ from fedloom.streams import streams_of
 from fedloom.topology import Faults, Peers, network
 
 DEVICES = ("cpu", "cuda", "mps")
-_LOOKED_AT = 64  # images that tell one data set from another
 
 
 @dataclass
@@ -62,18 +62,39 @@ class Experiment:
     about: dict[str, Any]  # what is needed to build the model again
     class_of: Tensor | None = None  # per column, the class it works for alone, for mixes that ask
 
-    def restore(self, store: RunStore) -> int:
-        """Take the state of a run's last checkpoint; the round that it is from."""
-        tensors, about = store.checkpoint()
-        known = {"fingerprint": "data", "images": "data", "network": "contacts"}
-        for key, what in known.items():
-            if about.get(key, self.about[key]) != self.about[key]:
-                raise FedloomError(
-                    f"'{store.path}' was made with other {what} than this. Give it the same "
-                    f"{what}, or start a new run."
-                )
+    def restore(
+        self,
+        path: Path,
+        tensors: Mapping[str, Tensor],
+        about: Mapping[str, Any],
+        free: Collection[str] = (),
+    ) -> None:
+        """Take the state of the checkpoint of the run in `path`, if this is the same experiment.
+
+        `free` are settings and options of the method that may differ, beside those that always may.
+        """
+        check_settings(path, about, self.config, free)
+        check_contents(path, about, self.about, self.config)
         self.state.restore(tensors)
-        return int(about["round"])
+        if "forked_from" in about:
+            self.about["forked_from"] = about["forked_from"]
+
+    def adopt(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Take the state of another run's checkpoint, as far as it means the same here."""
+        if about.get("layout", self.about["layout"]) != self.about["layout"]:
+            raise FedloomError(
+                f"'{path}' holds another model than this config builds: its layers differ. A fork "
+                "goes on with the same model; leave out what changes it."
+            )
+        try:
+            self.state.adopt(tensors, about["kept"], about.get("dealt") == self.about["dealt"])
+        except FedloomError as e:
+            raise FedloomError(f"'{path}' can't be forked like this: {e}") from None
+        self.about["forked_from"] = {
+            "path": str(path),
+            "round": about["round"],
+            "fingerprint": about.get("tensors", about.get("crc32")),
+        }
 
 
 def pick_device(name: str) -> torch.device:
@@ -172,8 +193,12 @@ def prepare(
     data: Any = None,
     model: Factory | None = None,
     partition: Partition | None = None,
+    options: MethodOptions | None = None,
 ) -> Experiment:
-    """Build and check everything before any long work begins."""
+    """Build and check everything before any long work begins.
+
+    `options` are what the method was built from, where it matters that it stays the same.
+    """
     _check_given(config, data=data, model=model, partition=partition)
     method = placed(config, method)
     method = replace(method, adapt=method.adapt.on(config.score_on))
@@ -282,8 +307,10 @@ def prepare(
         "std": list(dataset.std),
         "unit": int(unit_of(dataset.x.dtype)),
         "tokens": tokens,
-        "fingerprint": _fingerprint(dataset),
-        "images": _images(dataset),
+        "settings": settings_of(config),
+        **fingerprints(
+            config, method, options, factory, dataset, federation, capacities, public, layout
+        ),
         "network": _first_contacts(config, method, layout),
         "kept": state.kept.columns.ranges,
         "public": None if public is None else public.note,
@@ -341,24 +368,6 @@ def _first_contacts(config: Config, method: Method, layout: Layout) -> str:
     first = 1 + where.self_training
     where.contacts(first, config.clients, config.participants, streams_of(config.seed, first))
     return where.network.fingerprint
-
-
-def _fingerprint(dataset: Dataset) -> str:
-    """What tells one data set from another: its labels, shape and the scale of its pixels."""
-    words = repr((dataset.shape, str(dataset.x.dtype), dataset.mean, dataset.std, dataset.classes))
-    total = zlib.crc32(words.encode())
-    for numbers in (dataset.y, dataset.y_test, dataset.held_out):
-        total = zlib.crc32(np.ascontiguousarray(numbers).data, total)
-    return f"{total:08x}"
-
-
-def _images(dataset: Dataset) -> str:
-    """A checksum of a few images, for data that differ in nothing else."""
-    total = 0
-    for x in (dataset.x, dataset.x_test):
-        some = np.linspace(0, len(x) - 1, min(len(x), _LOOKED_AT), dtype=np.int64)
-        total = zlib.crc32(np.ascontiguousarray(x[some]).data, total)
-    return f"{total:08x}"
 
 
 def _augment(config: Config, dataset: Dataset) -> Augment:

@@ -308,7 +308,8 @@ def _finished(job: _Job) -> bool:
     return (
         store.exists
         and store.has_checkpoint()
-        and (int(store.checkpoint()[1]["round"]) >= job.rounds)
+        and store.gathered
+        and int(store.last_whole()[1]["round"]) >= job.rounds
     )
 
 

@@ -173,6 +173,8 @@ def print_result(result: Result, details: bool = False) -> None:
         f"{config['method']}{options}: {config['data']}, {config['clients']} clients, "
         f"{config['partition']}, model {config['model']}, seed {config['seed']}"
     )
+    if config.get("fork") is not None:
+        out.print(f"Forked from {config['fork']}, whose rounds count as its own until then")
     asked = done["rounds_asked"]
     if done["rounds"] < asked:
         out.print(
