@@ -12,16 +12,17 @@ from fedloom.mix import Average, Gathering, Mixed
 
 @dataclass(frozen=True)
 class ServerMomentum(Average):
-    """v ← β v + (average − w);  w ← w + v."""
+    """v ← β v + (average − w);  w ← w + v, for trained weights; batch statistics are averaged."""
 
     beta: float = 0.9
     memory = ("velocity",)
 
     def combine(self, g: Gathering) -> Mixed:
-        step = super().combine(g).shared - g.shared
-        before = g.memory["velocity"].get(0, {"v": torch.zeros_like(step)})["v"]
-        velocity = self.beta * before + step
-        return Mixed(shared=g.shared + velocity, memory={"velocity": {0: {"v": velocity}}})
+        new, n = super().combine(g).shared, g.layout.trainable
+        before = g.memory["velocity"].get(0, {"v": torch.zeros(n)})["v"]
+        velocity = self.beta * before + new[:n] - g.shared[:n]
+        new[:n] = g.shared[:n] + velocity
+        return Mixed(shared=new, memory={"velocity": {0: {"v": velocity}}})
 
 
 class FedAvgM(fedloom.MethodOptions):

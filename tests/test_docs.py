@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import nn
 
 import fedloom
 
@@ -21,6 +23,24 @@ def test_the_worked_example_runs_and_has_the_right_limit(quick, row):
     file = str(ROOT / "examples/fedavgm.py")
     assert torch.allclose(row(quick(file, beta=0.0)), row(quick("fedavg")), atol=1e-7)
     assert not torch.allclose(row(quick(file, beta=0.9)), row(quick("fedavg")), atol=1e-3)
+
+
+def test_the_worked_example_leaves_batch_statistics_alone(quick, tmp_path):
+    """Momentum on variances makes them negative within a few rounds, and the loss NaN."""
+    text = (ROOT / "docs/writing-a-method.md").read_text()
+    (tmp_path / "documented.py").write_text(re.search(r"```python\n(.*?)```", text, re.S).group(1))
+
+    def normed(shape, classes):
+        layers = nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes)
+        return nn.Sequential(nn.Flatten(), *layers)
+
+    result = quick("documented.py", model=normed, epochs=3, rounds=4, beta=0.9)
+    assert np.isfinite(result.rounds["test_loss"]).all()
+    norm = result.model(factory=normed)[2]
+    assert (norm.running_var >= 0).all()
+    mean = quick(model=normed, epochs=3, rounds=1, out="avg").model(factory=normed)[2]
+    once = quick("documented.py", model=normed, epochs=3, rounds=1, out="once")
+    assert torch.equal(once.model(factory=normed)[2].running_var, mean.running_var)
 
 
 def test_the_oracle_reads_no_old_model(quick):

@@ -3,9 +3,11 @@ import pandas as pd
 import pytest
 import torch
 
+from fedloom.experiment.study import Ask
 from fedloom.metrics.scores import client_scores, move_foreign_errors, summarise
 from fedloom.models import build
 from fedloom.models.counts import training_macs
+from fedloom.studies.s1 import S1
 
 
 def confusion(y, p, classes=10):
@@ -92,6 +94,88 @@ def test_capacity_groups():
     groups = summarise(table)["groups"]
     assert groups["1"]["macro"] == 1.0
     assert groups["0.25"]["micro"] == 0.5
+
+
+def test_scores_are_means_over_the_classes_that_occur_not_over_those_held():
+    """Class 2 is held but has no scored sample: it is guessed once, and has no recall."""
+    table = client_scores(confusion([0, 0, 1, 1], [0, 1, 1, 2]), np.array([2.0]), holding(0, 1, 2))
+    row = table.iloc[0]
+    assert row.precision == pytest.approx((1 + 1 / 2) / 2)
+    assert row.recall == pytest.approx(1 / 2)
+    assert row.f1 == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert (row.accuracy, row.loss) == (0.5, 0.5)
+
+
+def test_foreign_errors_go_to_the_held_classes_after_the_true_one_in_turn():
+    """Held 2, 5, 7: errors on 5 go to 7 and 2, on 7 to 2 and 5, on 2 to 5 and 7, by the guess."""
+    y = [5, 5, 5, 7, 7, 2, 2, 5, 7]
+    p = [0, 1, 3, 0, 9, 8, 9, 7, 7]
+    moved = move_foreign_errors(confusion(y, p), holding(2, 5, 7))
+    assert np.array_equal(moved, confusion(y, [7, 2, 2, 2, 5, 5, 7, 7, 7]))
+
+
+def test_a_client_of_one_class_keeps_its_errors_where_they_are():
+    before = confusion([3, 3, 3], [3, 0, 8])
+    assert np.array_equal(move_foreign_errors(before, holding(3)), before)
+    row = client_scores(before, np.zeros(1), holding(3)).iloc[0]
+    assert (row.precision, row.recall) == (1.0, pytest.approx(1 / 3))
+
+
+def test_a_class_that_is_never_guessed_has_precision_and_f1_zero():
+    row = client_scores(confusion([0, 1], [0, 0]), np.zeros(1), holding(0, 1)).iloc[0]
+    assert row.precision == pytest.approx((1 / 2 + 0) / 2)
+    assert row.f1 == pytest.approx((2 / 3 + 0) / 2)
+
+
+def test_scores_of_a_capacity_group_by_hand():
+    """Accuracies 1 and 1/2 on 1 and 4 samples; the spread is that of all clients, not a guess."""
+    guesses = [([0], [0]), ([0, 1, 0, 1], [0, 1, 1, 0]), ([0, 1], [0, 1])]
+    matrices = np.concatenate([confusion(y, p) for y, p in guesses])
+    table = client_scores(matrices, np.zeros(3), np.ones((3, 10), bool))
+    table["capacity"] = [0.5, 0.5, 1.0]
+    group = summarise(table)["groups"]["0.5"]
+    assert group == {"clients": 2, "micro": 3 / 5, "macro": 0.75, "std": 0.25}
+    assert summarise(table)["groups"]["1"]["std"] == 0.0
+
+
+def test_spreads_over_clients_are_of_all_clients():
+    table = pd.DataFrame({"samples": [1, 3], "correct": [1, 0], "accuracy": [1.0, 0.0]})
+    for name, values in {
+        "loss": [1, 3],
+        "precision": [1, 0],
+        "recall": [1, 0],
+        "f1": [4, 8],
+    }.items():
+        table[name] = np.array(values, float)
+    out = summarise(table)
+    assert (out["micro"], out["macro"], out["std"]) == (0.25, 0.5, 0.5)
+    assert (out["loss"], out["loss_std"], out["f1"], out["f1_std"]) == (2, 1, 6, 2)
+
+
+class Ran:
+    def __init__(self, **summary):
+        self.summary = summary
+
+
+def test_a_row_of_s1s_tables_by_hand():
+    """Means over seeds, in %, of a score and of its spread over clients; newcomers below."""
+    names = ("micro", "macro", "std", "precision", "precision_std", "recall", "recall_std", "f1",
+             "f1_std")  # fmt: skip
+    seeds = [np.arange(1, 10) / 100, np.arange(3, 12) / 100]
+    runs = [
+        Ran(**dict(zip(names, v, strict=True)),
+            **{f"new_{n}": x / 2 for n, x in zip(names, v, strict=True)})
+        for v in seeds
+    ]  # fmt: skip
+    table = S1().tables(Ask("mnist", "tuned"), {"fedavg": runs})[1]
+    local, new = table.rows[0], table.rows[4]
+    assert local[:7] == ["local", "FedAvg", "2.00", "3.00±4.00", "5.00±6.00", "7.00±8.00",
+                         "9.00±10.00"]  # fmt: skip
+    assert new[:4] == ["new", "FedAvg", "1.00", "1.50±2.00"]
+    assert local[7].startswith("85.03, 82.14±14.76")
+    assert table.rows[1][2:7] == ["–"] * 5
+    reference = S1().tables(Ask("mnist", "tuned"), {"fedavg": runs})[0]
+    assert reference.rows[2] == ["FedAvg, two classes a client", "2.00", "85.03"]
 
 
 def test_macs_of_an_mlp_by_hand():

@@ -7,6 +7,7 @@ from test_engines import Dies, run, states
 
 import fedloom
 from fedloom.errors import FedloomError
+from fedloom.experiment.runner import Runner
 
 ray = pytest.importorskip("ray")
 
@@ -57,3 +58,43 @@ def test_an_unreachable_cluster_gets_a_sentence(quick, monkeypatch):
     with pytest.raises(FedloomError, match="can't be reached"):
         quick(engine="ray", ray_address="127.0.0.1:1")
     assert fedloom
+
+
+@pytest.fixture
+def nodes():
+    """A cluster of several nodes on this machine; the first one runs no workers."""
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_nodes_may_come_and_go_and_without_any_the_run_can_be_resumed(quick, nodes, monkeypatch):
+    """Round 2 loses a node, round 3 gets one and loses the other, round 4 loses the last."""
+    given = {"rounds": 5, "participation": 1.0, "partition": "dirichlet:0.3"}
+    serial = quick(**given)
+    first, second = (nodes.add_node(num_cpus=1) for _ in range(2))
+    added = []
+
+    def change(t):
+        if t == 2:
+            nodes.remove_node(first)
+        elif t == 3:
+            added.append(nodes.add_node(num_cpus=1))
+            nodes.remove_node(second)
+        elif t == 4 and len(added) == 1:
+            nodes.remove_node(added[0])
+
+    plain = Runner.round
+    monkeypatch.setattr(Runner, "round", lambda self, t: change(t) or plain(self, t))
+    with pytest.raises(FedloomError, match="no node left"):
+        quick(engine="ray", workers=2, out="lost", **given)
+    assert len(fedloom.load("lost").rounds) == 3
+    added.append(nodes.add_node(num_cpus=1))
+    resumed = quick(engine="ray", workers=2, out="lost", resume=True, **given)
+    assert torch.equal(states(serial)["shared"], states(resumed)["shared"])
+    assert serial.clients.equals(resumed.clients)

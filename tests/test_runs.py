@@ -62,7 +62,8 @@ def test_what_a_run_leaves_behind(quick):
     result = quick(rounds=4, eval_every=3)
     names = sorted(p.relative_to(result.path).as_posix() for p in result.path.rglob("*"))
     assert names == [
-        ".lock", "checkpoints", "checkpoints/round-000004.safetensors", "clients",
+        ".lock", "checkpoints", "checkpoints/round-000003.safetensors",
+        "checkpoints/round-000004.safetensors", "clients",
         "clients.parquet", "config.yaml", "rounds.jsonl",
     ]  # fmt: skip
     lines = [json.loads(line) for line in (result.path / "rounds.jsonl").read_text().splitlines()]
@@ -79,24 +80,43 @@ def test_what_a_run_leaves_behind(quick):
     assert result.summary["micro"] == pytest.approx(last["correct"].sum() / last["samples"].sum())
 
 
+class StopsAfter:
+    """A watcher that presses Ctrl-C after a round."""
+
+    def __init__(self, last):
+        self.last = last
+
+    def start(self, name, rounds, done): ...
+
+    def round(self, record):
+        if record["round"] == self.last:
+            raise KeyboardInterrupt
+
+    def end(self): ...
+
+
 @pytest.mark.parametrize("method", ["fedavg", "local", "fedsgd", "centralised"])
-@pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.parametrize("stop", [2, 3])
 def test_a_resumed_run_is_the_uninterrupted_one(quick, method, stop):
-    common = {"augment": "crop:1", "eval_every": 2}
+    common = {"augment": "crop:1", "eval_every": 2, "rounds": 5}
     if method != "fedsgd":
         common["momentum"] = 0.9
-    whole = quick(method, rounds=5, **common)
-    quick(method, rounds=stop, out="half", **common)
-    resumed = quick(method, rounds=5, out="half", resume=True, **common)
-    if stop % 2:  # a run of `stop` rounds is scored at its end, the whole run is not
-        drop = whole.rounds["round"] == stop
-        columns = ["round", "train_loss", "bytes_up", "macs", "lr"]
-        assert whole.rounds[columns].equals(resumed.rounds[columns])
-        assert drop.any()
-        a, b = whole.store.checkpoint()[0], resumed.store.checkpoint()[0]
-        assert all(torch.equal(a[k], b[k]) for k in a)
-    else:
-        same_runs(whole, resumed)
+    whole = quick(method, **common)
+    with pytest.raises(KeyboardInterrupt):
+        quick(method, out="half", watchers=[StopsAfter(stop)], **common)
+    assert len(fedloom.load("half").rounds) == stop
+    same_runs(whole, quick(method, out="half", resume=True, **common))
+
+
+def test_a_lengthened_run_is_the_long_one_but_for_the_score_at_its_old_end(quick):
+    whole = quick(rounds=5, eval_every=2)
+    quick(rounds=3, eval_every=2, out="short")
+    longer = quick(rounds=5, eval_every=2, out="short", resume=True)
+    assert torch.equal(*(r.store.checkpoint()[0]["shared"] for r in (whole, longer)))
+    assert whole.evaluations["round"].tolist() == [2, 4, 5]
+    assert longer.evaluations["round"].tolist() == [2, 3, 4, 5]
+    kept = longer.clients[longer.clients["round"] != 3].reset_index(drop=True)
+    pd.testing.assert_frame_equal(whole.clients, kept)
 
 
 RUN = """
@@ -140,15 +160,17 @@ def test_torn_files_are_passed_over(quick):
     (torn.path / "checkpoints" / "round-000009.safetensors").write_bytes(b"half")
     (torn.path / "checkpoints" / ".round-000004.safetensors.1.tmp").write_bytes(b"half")
     assert len(fedloom.load("torn").rounds) == 3
-    same_runs(whole, quick(rounds=4, out="torn", resume=True))
+    with pytest.warns(UserWarning, match="Going on from round 3"):
+        same_runs(whole, quick(rounds=4, out="torn", resume=True))
 
 
 def test_checkpoint_every_spares_writes_and_still_resumes(quick):
     whole = quick(rounds=5)
     part = quick(rounds=5, checkpoint_every=2, out="rare")
     assert part.store.checkpoint()[1]["round"] == 5
-    (part.path / "checkpoints" / "round-000005.safetensors").unlink()
-    # the state of round 4 was dropped when that of round 5 was whole: all is run again
+    saved = sorted((part.path / "checkpoints").iterdir())
+    assert [f.stem for f in saved] == ["round-000004", "round-000005"]
+    saved[-1].unlink()
     again = quick(rounds=5, checkpoint_every=2, out="rare", resume=True)
     assert torch.equal(whole.store.checkpoint()[0]["shared"], again.store.checkpoint()[0]["shared"])
 
@@ -268,6 +290,8 @@ def test_scores_that_are_not_finite_are_stored_as_missing(quick):
 
     result = quick(model=lambda shape, classes: Loud(64, classes), rounds=1)
     assert result.records[0]["test"]["loss"] is None
+    text = (result.path / "rounds.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["clients"]["loss"] is None
     assert result.summary["test_accuracy"] >= 0
     print_result(result, details=True)
 
@@ -308,7 +332,7 @@ def test_plots(quick):
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "clients.parquet"])
-@pytest.mark.parametrize("content", [b"", b"PAR1 half", b"\xff\xfe: ["])
+@pytest.mark.parametrize("content", [b"", b"PAR1 half", b"\xff\xfe: [", b"a: " + b"[" * 2000])
 def test_damaged_files_of_a_run_are_named(quick, name, content):
     result = quick()
     (result.path / name).write_bytes(content)
@@ -324,8 +348,10 @@ def test_damaged_files_of_a_run_are_named(quick, name, content):
         lambda lines: [*lines[:1], b"7\n", *lines[2:]],
         lambda lines: [*lines[:1], *lines[2:]],
         lambda lines: [],
+        lambda lines: [*lines[:2], lines[2].replace(b"0", b"1", 1), lines[3]],
+        lambda lines: [*lines[:2], lines[2][:-30] + b"\n", b'{"round": 4'],
     ],
-    ids=["torn", "no text", "no record", "gap", "empty"],
+    ids=["torn", "no text", "no record", "gap", "empty", "a digit", "the last two"],
 )
 def test_damaged_records_are_never_thrown_away(quick, damage):
     result = quick(rounds=4)
@@ -337,17 +363,47 @@ def test_damaged_records_are_never_thrown_away(quick, damage):
     assert file.read_bytes() == damaged
 
 
-def test_a_damaged_checkpoint_is_not_taken_for_a_good_one(quick):
-    result = quick(rounds=3)
-    file = next((result.path / "checkpoints").glob("*.safetensors"))
+@pytest.mark.parametrize("damage", [lambda line: line[:-9] + b"\n", lambda line: b"7\n"])
+def test_a_damaged_last_record_is_refused_and_made_again_by_resuming(quick, damage):
+    whole = quick(rounds=4)
+    result = quick(rounds=4, out="hurt")
+    file = result.path / "rounds.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:3], damage(lines[3])]))
+    with pytest.raises(FedloomError, match="line 4 is not the record"):
+        _ = fedloom.load("hurt").rounds
+    with pytest.warns(UserWarning, match="Going on from round 3"):
+        same_runs(whole, quick(rounds=4, out="hurt", resume=True))
+
+
+def spoil(file, at=-1):
     content = bytearray(file.read_bytes())
-    content[-1] ^= 1
+    content[at] ^= 1
     file.write_bytes(content)
+
+
+@pytest.mark.parametrize(("every", "back"), [(1, 4), (2, 4), (3, 3)])
+def test_a_damaged_checkpoint_is_not_taken_for_a_good_one(quick, every, back):
+    settings = {"rounds": 5, "eval_every": 2, "checkpoint_every": every}
+    result = quick(out="hurt", **settings)
+    *_, last = sorted((result.path / "checkpoints").iterdir())
+    spoil(last)
+    with pytest.raises(FedloomError, match=rf"000005.safetensors' is damaged.* of round {back}"):
+        result.model()
+    with pytest.warns(UserWarning, match=f"Going on from round {back}"):
+        same_runs(quick(**settings), quick(out="hurt", resume=True, **settings))
+
+
+def test_a_run_with_damaged_checkpoints_only_is_refused(quick):
+    result = quick(rounds=3)
+    for file in (result.path / "checkpoints").iterdir():
+        spoil(file)
     for use in (result.model, lambda: quick(rounds=4, out=result.path, resume=True)):
         with pytest.raises(FedloomError, match=r"round-000003.safetensors' is damaged"):
             use()
-    file.unlink()
-    file.parent.rmdir()
+    for file in (result.path / "checkpoints").iterdir():
+        file.unlink()
+    (result.path / "checkpoints").rmdir()
     same_runs(quick(rounds=4), quick(rounds=4, out=result.path, resume=True))
 
 

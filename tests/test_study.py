@@ -48,6 +48,7 @@ def test_a_study_runs_its_cells_once_and_writes_what_it_found(in_tmp):
     assert again["a"][0].summary == results["a"][0].summary
     (table,) = write_report(Toy(), ask, results, out)
     assert table.markdown() in Path("s/tables.md").read_text()
+    assert "scored on all of their test data." in Path("s/tables.md").read_text()
     assert Path("s/curves.png").stat().st_size > 5000
     alone = fedloom.run("fedavg", **Toy().cells(ask)[0].settings, workers=1)
     assert alone.clients.equals(results["a"][0].clients)

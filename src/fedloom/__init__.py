@@ -1,4 +1,4 @@
-"""fedloom: federated learning where clients differ in data, capacity, taste and reach.
+"""Federated learning where clients differ in data, capacity, personalisation and connectivity.
 
     import fedloom
     result = fedloom.run("fedavg", data="digits", clients=20, rounds=10)
@@ -17,6 +17,7 @@ _HOMES = {
     "run": "fedloom.experiment.api",
     "compare": "fedloom.experiment.api",
     "load": "fedloom.experiment.api",
+    "trust": "fedloom.experiment.plugins",
     "Config": "fedloom.experiment.settings",
     "Result": "fedloom.experiment.result",
     "Comparison": "fedloom.experiment.compare",
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fedloom.errors import FedloomError
     from fedloom.experiment.api import compare, load, run
     from fedloom.experiment.compare import Comparison
+    from fedloom.experiment.plugins import trust
     from fedloom.experiment.result import Result
     from fedloom.experiment.settings import Config
     from fedloom.layout import Layout
@@ -50,6 +52,7 @@ __all__ = [
     "load",
     "register",
     "run",
+    "trust",
 ]
 
 

@@ -6,10 +6,14 @@ test data first and is scored on the query part, with the score before it kept b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from fedloom.errors import FedloomError
 from fedloom.local.rule import LocalRule
 from fedloom.local.sgd import SGD
+
+#: what the setting `score_on` may ask for → the part of a client's data
+SCORED = {"test": "test", "query": "test-query"}
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,24 @@ class Adapt:
     learns: str = "test-support"
     epochs: int = 1  # passes, in batches of the run's size
     lr: float | None = None  # None: the run's own
+
+    @property
+    def score_on(self) -> str:
+        """Where it is scored unless a run says otherwise, by the names that the setting has."""
+        return next((name for name, part in SCORED.items() if part == self.scored), "auto")
+
+    def on(self, part: str) -> Adapt:
+        """The same, scored on this part (`auto`: its own), so that methods can be compared on the
+        same samples."""
+        if part in ("auto", self.score_on):
+            return self
+        if self.scored != "test":
+            raise FedloomError(
+                f"score_on={part} can't be: this method uses some of the clients' test data before "
+                f"it is scored on the rest ({self.scored}), and would be scored on what it was "
+                "tuned on. Leave score_on out."
+            )
+        return replace(self, scored=SCORED[part])
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from fedloom.experiment.settings import Config
 
 app = typer.Typer(
     name="fedloom",
-    help="Federated learning where clients differ in data, capacity, taste and reach.",
+    help="Federated learning where clients differ in data, capacity, personalisation and "
+    "connectivity.",
     epilog="Add --debug to any command to see the traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
@@ -128,13 +129,15 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
 
             given = {n: v for n in names if (v := words.pop(n)) is not None}
             file, pairs = words.pop("config"), words.pop("set_")
+            _trust(words.pop("trust"))
             chosen, named = parse_settings(pairs or []), words.get("method")
             if named is not None and chosen.get("method", named) != named:
                 raise FedloomError(
                     f"The method is {named}, and --set says {chosen['method']}: give one of them."
                 )
-            layers = [read_config(file) if file else {}, given, chosen]
-            command(**words, settings=merge(*layers))
+            read = read_config(file) if file else {}
+            _check_files(read, {"method": named, **given, **chosen})
+            command(**words, settings=merge(read, given, chosen))
 
         kept = [p for p in own.parameters.values() if p.name != "settings"]
         shared = [
@@ -162,12 +165,34 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
                 ],
             ),
         ]
+        shared.append(
+            inspect.Parameter(
+                "trust", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Trust
+            )
+        )
         keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
         wrapped.__signature__ = inspect.Signature([*keyword, *shared, *options])  # type: ignore[attr-defined]
         wrapped.__annotations__ = {p.name: p.annotation for p in (*keyword, *shared, *options)}
         return wrapped
 
     return decorate
+
+
+def _trust(files: list[Path] | None) -> None:
+    from fedloom.experiment.plugins import trust
+
+    for file in files or ():
+        trust(file)
+
+
+def _check_files(read: dict[str, Any], named: dict[str, Any]) -> None:
+    """Refuse to run files that only a config names, and that the user never ran."""
+    from fedloom.experiment.plugins import check_trusted, is_file
+
+    for key in ("method", "model"):
+        file = read.get(key)
+        if named.get(key) is None and isinstance(file, str) and is_file(file):
+            check_trusted(file)
 
 
 def _picture(file: Path | None) -> Path | None:
@@ -183,7 +208,22 @@ Out = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--out", help="Directory to write to.", show_default="a new one under runs/"),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")]
+Trust = Annotated[
+    Optional[list[Path]],  # noqa: UP045
+    typer.Option(
+        "--trust",
+        metavar="FILE.py",
+        help="Let this file run, which a config names and you have not run before.",
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on from the last whole round, as the same experiment: only its length and speed "
+        "may change, and how it is scored. For other changes see --fork.",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
 Plot = Annotated[
     Optional[Path],  # noqa: UP045
@@ -232,10 +272,9 @@ def run(
 
     settings = settings or {}
     named = settings.pop("method", None)
-    if method is None and named is None and resume and out is not None:
-        named = _stored_method(out)
     chosen = method or named
-    if chosen is None:
+    stored = settings.get("fork") is not None or (resume and out is not None)
+    if chosen is None and not stored:
         raise FedloomError("Say which method to run: fedloom run METHOD (see `fedloom methods`).")
     if method is not None and named is not None and method.partition(":")[0] != named:
         settings.pop("params", None)  # the file's options belong to the file's method
@@ -293,13 +332,14 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods, or show one with its options and defaults."""
-    from fedloom.experiment.plugins import method_class
+    from fedloom.experiment.plugins import method_class, trust
     from fedloom.methods.registry import methods as all_methods
     from fedloom.report.terminal import print_method, print_methods
 
     if name is None:
         print_methods(all_methods())
     else:
+        trust(name)
         print_method(method_class(name))
 
 
@@ -319,6 +359,7 @@ def score(
         Optional[Path],  # noqa: UP045
         typer.Option("--table", metavar="FILE.csv", help="Save one row per scored client."),
     ] = None,
+    trust: Trust = None,
 ) -> None:
     """Score a run's clients again from its last checkpoint; the run stays as it is."""
     from fedloom.experiment.config import parse_settings
@@ -326,6 +367,7 @@ def score(
     from fedloom.experiment.result import Result
     from fedloom.report.terminal import print_scores
 
+    _trust(trust)
     result = Result(path)
     if table is not None and (not table.resolve().parent.is_dir() or table.is_dir()):
         raise FedloomError(f"The table can't be written to '{table}': give a file in a directory.")
@@ -497,14 +539,16 @@ def data_show(
 ) -> None:
     """Show a data set and how a partition deals it to clients."""
     from fedloom.data.catalog import load
-    from fedloom.data.partition import partition as deal
+    from fedloom.data.split import check_options, deal
     from fedloom.experiment.config import parse_settings
     from fedloom.report.terminal import print_partition
 
-    dataset = load(name, options=parse_settings(set_ or []))
+    options = parse_settings(set_ or [])
+    check_options(partition, options)
+    dataset = load(name, options=options)
     if pool:
         dataset = dataset.pooled()
-    parts = deal(partition, dataset.y, clients, seed, n_classes=dataset.n_classes)
+    dataset, parts = deal(dataset, partition, clients, seed)
     print_partition(dataset, parts, partition)
     if plot:
         from fedloom.report.partition_plot import plot_partition
@@ -553,6 +597,7 @@ def model_show(
     """Show a model, or its sub-model of some capacity, layer by layer: parameters, MACs, memory."""
     from fedloom.experiment.blueprint import blueprint
     from fedloom.experiment.config import parse_settings
+    from fedloom.experiment.plugins import trust
     from fedloom.report.terminal import print_blueprint
 
     text = shape or ("1x28x28" if name in ("mlp", "conv4") else "3x32x32")
@@ -562,18 +607,13 @@ def model_show(
             f"--shape {text} is not valid: give channels, height and width, 3x32x32."
         )
     c, h, w = map(int, sizes)
+    trust(name)
     found = blueprint(name, (c, h, w), classes, capacity, batch, parse_settings(set_ or []))
     print_blueprint(name, (c, h, w), capacity, batch, found)
 
 
 class _Interrupted(FedloomError):
     exit_code = 130
-
-
-def _stored_method(out: Path) -> str:
-    from fedloom.experiment.result import Result
-
-    return str(Result(out).config["method"])
 
 
 @contextmanager
@@ -587,6 +627,11 @@ def _resumable(progress: Any, *, comparing: bool = False) -> Iterator[None]:
         progress.end()
         where = stopped.path.parent if comparing else stopped.path
         what = "the same command with" if comparing else "fedloom run"
+        if stopped.old_is_back:
+            raise _Interrupted(
+                f"Interrupted before the first checkpoint; '{stopped.path}' holds the run that was "
+                "there before."
+            ) from None
         raise _Interrupted(
             f"Interrupted; finished rounds are kept. Go on: {what} --resume --out {where}"
         ) from None

@@ -1,26 +1,53 @@
 """Files that are either whole or absent: atomic writes, and one writer at a time.
 
 A file or folder is written under a temporary name beside its target and renamed when it is
-complete, so a full disk or Ctrl-C never leaves half a file that a later run takes for whole.
+complete, so a full disk or Ctrl-C never leaves half a file that a later run takes for whole. What
+has to survive a power cut as well is synced.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+
+
+def sync(path: Path) -> None:
+    """Return once the file, or the names in the folder, are on the disk itself."""
+    if path.is_dir() and sys.platform == "win32":
+        return  # Windows has no such call for folders
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether this is what `atomic_file` leaves behind if the process is killed."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
 
 @contextmanager
-def atomic_file(target: Path) -> Iterator[Path]:
-    """A temporary path to write to; it becomes `target` if the block ends well."""
+def atomic_file(target: Path, *, synced: bool = False) -> Iterator[Path]:
+    """A temporary path to write to; it becomes `target` if the block ends well.
+
+    With `synced`, a power cut after the block does not lose it either.
+    """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield temporary
+        if synced:
+            sync(temporary)
         os.replace(temporary, target)
+        if synced:
+            sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
-"""What a client starts from that has kept nothing yet: one that joined late, or never took part.
+"""Initial model for a client with no private part: one that joined late, or never took part.
 
 Methods whose clients keep a part of the model to themselves have no such part to give to a
-stranger. These rules say which parts of others it may try, and how one of them is chosen; trying,
+newcomer. These rules say which parts of others it may try, and how one of them is chosen; trying,
 fine-tuning and scoring are the runner's work.
 """
 
@@ -19,7 +19,7 @@ Choice = Literal["only", "best", "vote"]
 
 
 class Newcomer:
-    """The models that a stranger may try; `choice` says what is made of several.
+    """The models that a newcomer may try; `choice` says what is made of several.
 
     `best`: each is adapted to the support part and the one with the lowest loss on it is taken.
     `vote`: all of them predict, and the class with most votes wins.

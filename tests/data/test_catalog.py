@@ -70,7 +70,7 @@ def test_npz_files_with_either_names(tmp_path: Path, suffix: str) -> None:
     arrays = {f"x{suffix}": np.zeros((10, 4, 4), np.uint8), f"y{suffix}": np.array(list("ab") * 5)}
     np.savez(path, **arrays)
     data = load(path, options={"test_share": "0.4"})
-    assert (data.name, data.classes, len(data.x_test)) == ("mine", ("a", "b"), 4)
+    assert (data.name, data.classes, len(data.held_out)) == ("mine", ("a", "b"), 4)
     np.savez(path, **arrays, x_test=np.zeros((2, 4, 4), np.uint8), y_test=np.array(["b", "b"]))
     assert load(str(path)).y_test.tolist() == [1, 1]
 
@@ -94,7 +94,7 @@ def test_a_folder_of_images_with_names_of_classes(tmp_path: Path) -> None:
             Image.new("RGB", (6, 6), (i, i, i)).save(tmp_path / "pets" / label / f"{i}.png")
     data = load(tmp_path / "pets", options={"size": 3})
     assert (data.name, data.classes, data.shape) == ("pets", ("cat", "dog"), (3, 3, 3))
-    assert (len(data.x), len(data.x_test)) == (8, 2)
+    assert (len(data.x), len(data.held_out)) == (10, 2)
     with pytest.raises(FedloomError, match=r"Unknown option of a folder of images 'sise'.*'size'"):
         load(tmp_path / "pets", options={"sise": 3})
 
@@ -102,7 +102,7 @@ def test_a_folder_of_images_with_names_of_classes(tmp_path: Path) -> None:
 def test_arrays_and_data_sets_are_taken_as_they_are(small: Dataset) -> None:
     assert load(small) is small
     data = load((np.zeros((10, 2)), np.arange(10) % 2))
-    assert len(data.x) == 8
+    assert (len(data.x), len(data.held_out)) == (10, 2)
     data = load((np.zeros((10, 2)), np.arange(10) % 2, np.zeros((3, 2)), [0, 1, 1]))
     assert len(data.x_test) == 3
     with pytest.raises(FedloomError, match="3 arrays were given"):

@@ -25,9 +25,20 @@ def test_images_rows_and_vectors_are_all_accepted(
     assert data.shape == kept_shape
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [("uint8", "uint8"), ("f8", "f4"), ("i8", "f4")])
-def test_bytes_stay_bytes_and_other_numbers_become_float32(dtype: str, kept: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [("uint8", "uint8"), ("i8", "i4"), ("u2", "i4"), ("f8", "f4"), ("?", "f4")]
+)
+def test_bytes_and_integers_are_kept_and_other_numbers_become_float32(
+    dtype: str, kept: str
+) -> None:
     assert from_arrays(np.ones((10, 3), dtype), np.arange(10) % 2).x.dtype == np.dtype(kept)
+    test = np.ones((2, 3), np.uint8), [0, 1]
+    joined = from_arrays(np.ones((10, 3), dtype), np.arange(10) % 2, *test)
+    assert joined.x.dtype == joined.x_test.dtype == np.dtype(kept)
+
+
+def test_integers_beyond_32_bits_become_float32() -> None:
+    assert from_arrays(np.full((10, 3), 2**40), np.arange(10) % 2).x.dtype == np.float32
 
 
 def test_labels_of_any_kind_are_numbered_in_order_and_named() -> None:
@@ -45,20 +56,54 @@ def test_test_labels_share_the_numbers_of_training_labels() -> None:
     assert (data.y.tolist(), data.y_test.tolist()) == ([1, 0], [2, 1])
 
 
-def test_a_stratified_share_is_set_aside_and_the_seed_decides_which() -> None:
+def test_a_stratified_share_is_held_out_and_the_seed_decides_which() -> None:
     x, y = np.arange(100)[:, None], np.repeat([0, 1], [80, 20])
     data = from_arrays(x, y, test_share=0.25, seed=1)
-    assert np.bincount(data.y_test).tolist() == [20, 5]
-    everything = np.concatenate([data.x[slice(None)], data.x_test[slice(None)]]).ravel()
-    assert sorted(everything) == list(range(100))
+    assert np.bincount(data.y[data.held_out]).tolist() == [20, 5]
+    assert sorted([*data.held_out, *data.training_rows]) == list(range(100))
     again, other = (from_arrays(x, y, test_share=0.25, seed=s) for s in (1, 2))
-    assert np.array_equal(again.x_test[slice(None)], data.x_test[slice(None)])
-    assert not np.array_equal(other.x_test[slice(None)], data.x_test[slice(None)])
+    assert np.array_equal(again.held_out, data.held_out)
+    assert not np.array_equal(other.held_out, data.held_out)
 
 
-def test_setting_aside_never_takes_the_last_image_of_a_class() -> None:
+def test_rows_keep_their_order_held_out_or_pooled() -> None:
+    x, y = np.arange(100, dtype=np.uint8)[:, None], np.repeat([0, 1], [80, 20])
+    data = from_arrays(x, y)
+    for each in (data, data.pooled()):
+        assert np.array_equal(each.x[slice(None)].ravel(), x.ravel())
+        assert np.array_equal(each.y, y)
+    assert len(data.pooled().held_out) == len(data.pooled().x_test) == 0
+
+
+def test_held_out_rows_do_not_count_in_mean_and_std() -> None:
+    x, y = np.random.default_rng(0).normal(size=(50, 1, 2, 2)), np.arange(50) % 2
+    data = from_arrays(x, y)
+    rest = from_arrays(x[data.training_rows], y[data.training_rows], test_share=0)
+    assert (data.mean, data.std) == (rest.mean, rest.std)
+
+
+def test_holding_out_never_takes_the_last_image_of_a_class() -> None:
     data = from_arrays(np.zeros((3, 2)), ["a", "b", "b"], test_share=0.99)
-    assert np.bincount(data.y).tolist() == [1, 1]
+    assert np.bincount(data.y[data.training_rows]).tolist() == [1, 1]
+
+
+def test_columns_of_a_table_have_a_mean_and_std_of_their_own() -> None:
+    """Also where columns are of quite different units, or constant."""
+    rng = np.random.default_rng(0)
+    units, shifts = np.array([1.0, 1e-9, 1e6, 0.0]), np.array([0.0, 0.0, 1e8, 7.0])
+    table = rng.normal(size=(200, 4)) * units + shifts
+    data = from_arrays(table, np.arange(200) % 2, test_share=0)
+    assert len(data.mean) == len(data.std) == 4
+    fed = (data.x[slice(None)][:, 0, 0] - np.array(data.mean)) / np.array(data.std)
+    np.testing.assert_allclose(fed.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(fed.std(0), [1, 1, 1, 0], atol=1e-5)
+    assert len(from_arrays(table[:, None, :], np.arange(200) % 2).mean) == 1  # an image
+
+
+@pytest.mark.parametrize("y", [[0.0, 1.0, 2.0, 1.0], np.array([0, 1, 2, 1], np.float32)])
+def test_whole_floats_are_classes(y: object) -> None:
+    data = from_arrays(np.zeros((4, 2)), y, test_share=0)  # type: ignore[arg-type]
+    assert (data.classes, data.y.tolist()) == (("0", "1", "2"), [0, 1, 2, 1])
 
 
 def test_mean_and_std_normalise_the_training_images() -> None:
@@ -115,6 +160,12 @@ def test_an_index_outside_the_images_is_an_error() -> None:
         (np.array([["a"], ["b"]]), [0, 1], "must be numbers"),
         (np.zeros((2, 2)), np.eye(2), r"argmax\(1\)"),
         (np.zeros((2, 2)), [0.0, np.nan], "labels are NaN"),
+        (np.zeros((3, 2)), np.array([0.0, 0.25, 1]), "such as 0.25: fedloom does classification"),
+        (np.zeros((2, 2)), [1, np.inf], "not whole numbers, such as inf"),
+        (np.zeros((2, 2)), [{}, {}], "must be numbers or names"),
+        (np.zeros((2, 2)), [[0, 1], [0]], "one per image"),
+        (np.zeros(()), [0], "give .N, C, H, W."),
+        (np.zeros((2, 0)), [0, 1], "give .N, C, H, W."),
     ],
 )
 def test_arrays_that_are_no_data_are_refused(x: np.ndarray, y: object, message: str) -> None:
@@ -138,9 +189,12 @@ def test_a_share_of_everything_is_refused() -> None:
         ({"y": np.full(400, 10)}, "go up to 10, but there are 10 classes"),
         ({"y": np.full(400, -1)}, "go down to -1"),
         ({"y": np.zeros(400)}, "row of integers"),
-        ({"x": np.zeros((400, 1, 4, 4))}, "give uint8 or float32"),
+        ({"x": np.zeros((400, 1, 4, 4))}, "give uint8, int32 or float32"),
         ({"x_test": np.zeros((100, 1, 4, 5), np.uint8)}, "differ: 1x4x4 uint8 and 1x4x5 uint8"),
         ({"std": (0.0,)}, "positive std"),
+        ({"std": (np.inf,)}, "positive std"),
+        ({"mean": (np.nan,)}, "positive std"),
+        ({"held_out": np.array([1])}, "no rows can be held out"),
         ({"mean": (0.0, 0.0)}, "1 channel"),
     ],
 )

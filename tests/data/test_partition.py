@@ -64,6 +64,22 @@ def test_another_seed_deals_otherwise(spec: str) -> None:
     assert held(partition(spec, y, 10, seed=0)) != held(partition(spec, y, 10, seed=1))
 
 
+@pytest.mark.parametrize(
+    "spec", ["iid", "dirichlet:5", "classes:2", "shards:3", "quantity:zipf", "skew:0.5"]
+)
+def test_which_samples_of_a_class_a_client_gets_is_random(spec: str) -> None:
+    """Dealt in the file's order, they would lie side by side or at one distance."""
+    y = np.arange(2000) % 5
+    p, looked_at = partition(spec, y, 5, seed=0), 0
+    for client in range(5):
+        for label in range(5):
+            mine = np.sort(p[client][y[p[client]] == label])
+            if len(mine) >= 30:
+                looked_at += 1
+                assert len(set(np.diff(mine))) > 3
+    assert looked_at >= 4
+
+
 def test_iid_sizes_differ_by_at_most_one() -> None:
     assert sorted(partition("iid", labels(23, 3), 5, seed=0).sizes) == [4, 4, 5, 5, 5]
 
@@ -378,3 +394,46 @@ def test_every_recipe_is_listed_with_its_grammar() -> None:
         "iid", "dirichlet", "classes", "shards", "quantity", "skew", "file",
     ]  # fmt: skip
     assert all(grammar.startswith(name) and about for name, grammar, about in listed)
+
+
+@pytest.mark.parametrize(
+    ("given_as", "expected"),
+    [
+        (np.array([1, 0, -1, 1]), [[1], [0, 3]]),
+        ([1, 0, -1, 1], [[1], [0, 3]]),
+        ([[3, 0], [1]], [[3, 0], [1]]),
+        ([np.array([2]), ()], [[2], []]),
+        (np.array([[0, 1], [2, 3]]), [[0, 1], [2, 3]]),
+        (Partition.of_lists([[2], [0]]), [[2], [0]]),
+    ],
+)
+def test_a_partition_may_be_a_python_object(given_as: object, expected: list[list[int]]) -> None:
+    assert held(Partition.of_object(given_as)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given_as", "message"),
+    [
+        (np.zeros(4), "this ndarray is none of them"),
+        (3, "this int is none of them"),
+        ({}, "this dict is none of them"),
+        ([[0, [1]], [2]], "this list is none of them"),
+        ([[0.5], [1]], "this list is none of them"),
+        (np.array([0, -2]), "has the client -2"),
+        ([[0, 1], [1]], "deals sample 1 more than once"),
+        ([[0], [-1]], "negative index -1"),
+        (Partition.of_lists([[0], [0]]), "deals sample 0 more than once"),
+    ],
+)
+def test_a_python_object_that_is_no_partition_is_refused(given_as: object, message: str) -> None:
+    with pytest.raises(FedloomError, match=message):
+        Partition.of_object(given_as)
+
+
+def test_the_client_of_every_row_is_given_for_every_row() -> None:
+    given_as = Partition.of_object([0, 1, 0])
+    assert held(given_as.fitting("It", 2, 3)) == [[0, 2], [1]]
+    with pytest.raises(FedloomError, match="each of 3 rows, but the data has 4"):
+        given_as.fitting("It", 2, 4)
+    with pytest.raises(FedloomError, match="for 2 clients, not 50. Set clients to 2"):
+        given_as.fitting("It", 50, 3)

@@ -52,12 +52,85 @@ def test_the_parts_are_disjoint_exhaustive_and_of_the_promised_size(
 
 
 def test_the_split_of_a_client_depends_on_seed_and_client_alone(small: Dataset) -> None:
-    def test_part(client: int, seed: int, clients: int) -> list[int]:
-        p = Partition.of_lists([list(range(40))] + [[i + 40] for i in range(clients)])
-        return Federation(small, p, seed=seed).indices(client, "test").tolist()
+    def test_part(client: int, seed: int = 0, others: int = 0) -> list[int]:
+        """Which of its forty samples a client tests on."""
+        lists = [list(range(40)), list(range(40, 80)), *([i + 80] for i in range(others))]
+        f = Federation(small, Partition.of_lists(lists), seed=seed)
+        return (f.indices(client, "test") - 40 * client).tolist()
 
-    assert test_part(0, seed=0, clients=2) == test_part(0, seed=0, clients=9)
-    assert test_part(0, seed=0, clients=2) != test_part(0, seed=1, clients=2)
+    for client in (0, 1):
+        assert test_part(client) == test_part(client, others=9)
+        assert test_part(client) != test_part(client, seed=1)
+        assert sorted(test_part(client)) != list(range(8))  # nor simply the first
+    assert sorted(test_part(0)) != sorted(test_part(1))
+
+
+def test_static_norms_are_measured_on_training_data_and_newcomers_on_support() -> None:
+    """Nobody's test data, and of newcomers no query data, may have a say in what is scored."""
+    f = federate(plain(600), "classes:2", 6, 0, test_share=0.5, newcomers=4)
+    for client in (*range(6), *f.newcomer_ids):
+        part = "train" if client < 6 else "test-support"
+        scored = f.indices(client, "test-query")
+        measured_on = f.calibration([client], 10**6)
+        assert sorted(measured_on) == sorted(f.indices(client, part))
+        assert len(measured_on)
+        assert len(scored)
+        assert not set(measured_on) & set(scored)
+    every = f.calibration([0, 5, *f.newcomer_ids], 10**6)
+    assert len(every) == sum(
+        len(f.calibration([client], 10**6)) for client in (0, 5, *f.newcomer_ids)
+    )
+
+
+def test_few_samples_that_measure_norms_are_of_all_clients() -> None:
+    f = of_sizes(100, 100, 100, test_share=0.0)
+    few = f.calibration(range(3), 60)
+    assert len(set(few)) == 60
+    assert np.bincount(few // 100).min() >= 10  # 20 of each client, give or take
+    assert few.tolist() == f.calibration(range(3), 60).tolist()
+    other = federate(f.dataset, "iid", 3, seed=1, test_share=0.0).calibration(range(3), 60)
+    assert sorted(other) != sorted(few)
+
+
+def test_a_partition_that_names_rows_means_those_of_the_file() -> None:
+    """Nothing is held out behind its back; the clients' own test data are the common test set."""
+    y = np.random.default_rng(0).integers(0, 5, 200)
+    data = from_arrays(np.arange(200, dtype=np.uint8)[:, None], y)
+    assert len(data.held_out) > 30
+    by_user = Partition.of_owners(y, 5)
+    for pool in (False, True):
+        f = federate(data, by_user, 5, 0, pool=pool)
+        for client in range(5):
+            rows = f.indices(client)
+            assert np.array_equal(rows, np.flatnonzero(y == client))
+            assert np.array_equal(f.dataset.x[rows].ravel(), rows)
+        everyone = np.concatenate([f.indices(client, "test") for client in range(5)])
+        assert np.array_equal(f.global_test(), everyone)
+
+
+def test_of_data_with_a_test_part_rows_are_those_for_training_and_pooled_ones_follow(
+    small: Dataset,
+) -> None:
+    lists = [[0, 399], [7]]
+    f = federate(small, Partition.of_lists(lists), 2, 0)
+    assert f.indices(0).tolist() == [0, 399]
+    assert len(f.global_test()) == 100
+    with pytest.raises(FedloomError, match="index 499, but the data has 400 rows"):
+        federate(small, Partition.of_lists([[0], [499]]), 2, 0)
+    pooled = federate(small, Partition.of_lists([[0], [499]]), 2, 0, pool=True)
+    last = pooled.dataset.x[pooled.indices(1)][0]
+    assert np.array_equal(last, small.x_test[np.array([99])][0])
+
+
+@pytest.mark.parametrize("spec", ["iid", "dirichlet:0.5", "classes:2", "shards:2"])
+def test_other_partitions_deal_what_is_not_held_out_and_test_on_the_rest(spec: str) -> None:
+    data = from_arrays(np.zeros((500, 1), np.uint8), np.arange(500) % 5)
+    f = federate(data, spec, 5, 0)
+    assert sorted(f.partition.indices) == data.training_rows.tolist()
+    assert np.array_equal(f.global_test(), data.held_out)
+    assert np.bincount(data.y[f.global_test()]).tolist() == [20] * 5
+    pooled = federate(data, spec, 5, 0, pool=True)
+    assert sorted(pooled.partition.indices) == list(range(500))
 
 
 def test_no_test_share_leaves_everything_to_training() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.data import own, sources, store
-from fedloom.data.dataset import Dataset, set_aside
+from fedloom.data.dataset import Dataset, measured, stratified
 from fedloom.data.fetch import command
 from fedloom.data.options import Value, integer, number, sizes
 from fedloom.data.synthetic import synthetic
@@ -118,7 +118,8 @@ def _root(cache: Path | str | None) -> Path:
 def _digits(root: Path) -> Dataset:
     x, y = _scikit_digits()
     images = np.rint(x * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)  # 17 grey levels
-    return set_aside("digits", images, y, tuple(string.digits), 0.2, seed=0)
+    test = stratified(y, 0.2, seed=0)  # the digits' test part, for everybody and always
+    return measured("digits", images[~test], y[~test], images[test], y[test], string.digits)
 
 
 def _scikit_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +161,7 @@ def _kept(root: Path, source: sources.Source, grouped: bool = False) -> Dataset:
     folder = root / source.folder
     if not store.holds(folder):
         raise FedloomError(f"Data set '{source.folder}' is not in {root}. Run: {command(source)}")
-    return store.read(folder, grouped)
+    return store.read(folder, grouped, command(source))
 
 
 def _published(name: str) -> Loader:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.images import Images, Joined, channel_scale, chunks, empty_like
+from fedloom.data.images import Images, Joined, channel_scale, chunks, column_scale, empty_like
 from fedloom.errors import FedloomError
 from fedloom.streams import stream
 
-__all__ = ["Dataset", "Images", "as_images", "from_arrays", "measured", "set_aside"]
+__all__ = ["Dataset", "Images", "as_images", "from_arrays", "hold_out", "measured", "stratified"]
 
 Labels = npt.ArrayLike | Sequence[Hashable]
 
@@ -26,8 +26,10 @@ Labels = npt.ArrayLike | Sequence[Hashable]
 class Dataset:
     """Images (N, C, H, W), labels 0..n_classes-1, and the scale that normalises a batch.
 
-    A network is fed `(x / 255 - mean) / std` for uint8 images and `(x - mean) / std` for float32
-    ones, channel by channel.
+    A network is fed `(x / 255 - mean) / std` for uint8 images and `(x - mean) / std` for others,
+    channel by channel; a table (1, 1, F) may have a mean and std for every column instead. Rows are
+    in the order of the user's file. Where that has no test part, `held_out` are the rows of `x`
+    that stand in for one.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Dataset:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    held_out: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
@@ -50,11 +53,20 @@ class Dataset:
                 f"Training and test images of '{self.name}' differ: "
                 f"{_look(self.x)} and {_look(self.x_test)}. Give both the same shape and type."
             )
-        if not len(self.mean) == len(self.std) == self.x.shape[1] or min(self.std) <= 0:
+        channels, height, width = self.shape
+        scaled = {channels, width} if channels == height == 1 else {channels}
+        finite = np.isfinite([*self.mean, *self.std]).all()
+        if (
+            not (len(self.mean) == len(self.std) and len(self.mean) in scaled)
+            or not finite
+            or min(self.std) <= 0
+        ):
             raise FedloomError(
-                f"'{self.name}' has {self.x.shape[1]} channel(s): give one mean and one "
+                f"'{self.name}' has {channels} channel(s): give one mean and one "
                 f"positive std for each, not mean={self.mean} and std={self.std}."
             )
+        if len(self.held_out) and len(self.x_test):
+            raise FedloomError(f"'{self.name}' has a test part, so no rows can be held out for it.")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -66,8 +78,17 @@ class Dataset:
     def n_classes(self) -> int:
         return len(self.classes)
 
+    @property
+    def training_rows(self) -> npt.NDArray[np.int64]:
+        """The rows of `x` that are for training."""
+        rows = np.arange(len(self.y))
+        return np.delete(rows, self.held_out) if len(self.held_out) else rows
+
     def pooled(self) -> Dataset:
-        """Training and test images as one set to be dealt to clients, with no test set left."""
+        """Training images and, behind them, test images as one set to be dealt to clients, with no
+        test set left."""
+        if len(self.held_out):
+            return dataclasses.replace(self, held_out=np.empty(0, np.int64))
         if len(self.x_test) == 0:
             return self
         return dataclasses.replace(
@@ -80,11 +101,18 @@ class Dataset:
 
 
 def measured(
-    name: str, x: Images, y: np.ndarray, x_test: Images, y_test: np.ndarray, classes: Sequence[str]
+    name: str,
+    x: Images,
+    y: np.ndarray,
+    x_test: Images,
+    y_test: np.ndarray,
+    classes: Sequence[str],
+    table: bool = False,
 ) -> Dataset:
-    """A data set whose mean and std are measured on its training images."""
+    """A data set whose mean and std are measured on its training images, of a `table` column by
+    column."""
     _check_images(f"The training images of '{name}'", x)  # bad images have no mean
-    mean, std = channel_scale(x)
+    mean, std = (column_scale if table else channel_scale)(x)
     y, y_test = y.astype(np.int64), y_test.astype(np.int64)
     return Dataset(name, x, y, x_test, y_test, tuple(classes), mean, std)
 
@@ -98,36 +126,52 @@ def from_arrays(
     test_share: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """A data set from plain arrays; without a test set, a stratified share is set aside.
+    """A data set from plain arrays; without a test set, a stratified share is held out.
 
-    Images are (N, C, H, W), (N, H, W) or (N, F); uint8 is kept and any other number becomes
-    float32. Labels may be anything hashable and are numbered in sorted order.
+    Images are (N, C, H, W) or (N, H, W), a table or sequences of tokens (N, F). Bytes and other
+    integers are kept; any other number becomes float32. Labels may be anything hashable but
+    fractions, and are numbered in sorted order.
 
     >>> data = from_arrays(np.eye(10), list("ababababab"))
-    >>> data.shape, data.classes, len(data.x), len(data.x_test)
-    ((1, 1, 10), ('a', 'b'), 8, 2)
+    >>> data.shape, data.classes, len(data.x), len(data.held_out)
+    ((1, 1, 10), ('a', 'b'), 10, 2)
     """
     images, labels = as_images("The images", x), _as_labels(y)
+    table = np.ndim(x) == 2
     if x_test is not None and y_test is not None:
         test_images, test_labels = as_images("The test images", x_test), _as_labels(y_test)
         if images.dtype != test_images.dtype:
-            images, test_images = images.astype(np.float32), test_images.astype(np.float32)
+            common = np.result_type(images.dtype, test_images.dtype)
+            common = common if common.kind == "i" else np.dtype(np.float32)
+            images, test_images = images.astype(common), test_images.astype(common)
         numbers, classes = _number([*labels, *test_labels])
         cut = len(labels)
-        return measured(name, images, numbers[:cut], test_images, numbers[cut:], classes)
+        return measured(name, images, numbers[:cut], test_images, numbers[cut:], classes, table)
     if x_test is not None or y_test is not None:
         raise FedloomError("Give both x_test and y_test, or neither.")
-    return set_aside(name, images, *_number(labels), test_share, seed)
+    return hold_out(name, images, *_number(labels), test_share, seed, table)
 
 
-def set_aside(
-    name: str, x: np.ndarray, y: np.ndarray, classes: Sequence[str], test_share: float, seed: int
+def hold_out(
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    classes: Sequence[str],
+    test_share: float,
+    seed: int,
+    table: bool = False,
 ) -> Dataset:
-    """A data set whose test part is a stratified share of its images."""
+    """A data set without a test part, of which a stratified share is held out for one. Rows stay
+    where they are, so that a partition may name them."""
+    _check_images(f"The images of '{name}'", x)
     _check_labels(f"The labels of '{name}'", y, len(x), len(classes))
-    _check_images(f"The images of '{name}'", x)  # by the user's own numbers
-    test = stratified(y, test_share, seed)
-    return measured(name, x[~test], y[~test], x[test], y[test], classes)
+    held_out = np.flatnonzero(stratified(y, test_share, seed))
+    rows = np.delete(np.arange(len(y)), held_out)
+    mean, std = (column_scale if table else channel_scale)(x, rows)
+    nobody = np.empty(0, np.int64)
+    return Dataset(
+        name, x, y.astype(np.int64), empty_like(x), nobody, tuple(classes), mean, std, held_out
+    )
 
 
 def stratified(
@@ -150,9 +194,7 @@ def as_images(what: str, x: npt.ArrayLike) -> np.ndarray:
         raise FedloomError(f"{what} are not an array: {e}") from None
     if images.dtype.kind not in "biuf":
         raise FedloomError(f"{what} must be numbers; they have type {images.dtype}.")
-    if images.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # what overflows is refused as infinite
-            images = images.astype(np.float32)
+    images = _narrow(images)
     if images.ndim == 2:
         return images[:, None, None, :]
     if images.ndim == 3:
@@ -160,6 +202,17 @@ def as_images(what: str, x: npt.ArrayLike) -> np.ndarray:
     if images.ndim == 4:
         _check_order(what, images.shape)
     return images
+
+
+def _narrow(x: np.ndarray) -> np.ndarray:
+    """Bytes stay bytes and integers integers, which may be tokens; the rest becomes float32."""
+    if x.dtype == np.uint8:
+        return x
+    limits = np.iinfo(np.int32)
+    if x.dtype.kind in "iu" and limits.min <= x.min(initial=0) <= x.max(initial=0) <= limits.max:
+        return x.astype(np.int32)
+    with np.errstate(over="ignore"):  # what overflows is refused as infinite
+        return x.astype(np.float32)
 
 
 def _check_order(what: str, shape: tuple[int, ...]) -> None:
@@ -176,7 +229,10 @@ def _check_order(what: str, shape: tuple[int, ...]) -> None:
 def _as_labels(y: Labels) -> list[Hashable]:
     if isinstance(y, list | tuple) and not any(isinstance(label, list) for label in y):
         return list(y)
-    labels = np.asarray(y)
+    try:
+        labels = np.asarray(y)
+    except ValueError as e:  # ragged lists
+        raise FedloomError(f"Labels must be one per image: {e}") from None
     if labels.ndim != 1:
         hint = " Turn one-hot rows into numbers with y.argmax(1)." if labels.ndim == 2 else ""
         raise FedloomError(f"Labels must be one per image, not of shape {labels.shape}.{hint}")
@@ -184,9 +240,20 @@ def _as_labels(y: Labels) -> list[Hashable]:
 
 
 def _number(labels: Sequence[Hashable]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    distinct = set(labels)
+    labels = [_whole(label) for label in labels]
+    try:
+        distinct = set(labels)
+    except TypeError as e:
+        raise FedloomError(f"Labels must be numbers or names, one per image: {e}.") from None
     if any(label != label for label in distinct):  # only NaN differs from itself
         raise FedloomError("Some labels are NaN. Remove these rows or give them a label.")
+    fraction = next((label for label in labels if isinstance(label, float | np.floating)), None)
+    if fraction is not None:
+        raise FedloomError(
+            f"Some labels are not whole numbers, such as {fraction:g}: fedloom does "
+            "classification, so it needs a class for every image, not a value to predict. Cut the "
+            "values into classes (np.digitize), or write names of classes as text."
+        )
     try:
         ordered = sorted(distinct)  # type: ignore[type-var]
     except TypeError:  # kinds that do not compare, such as 3 and "three"
@@ -196,17 +263,24 @@ def _number(labels: Sequence[Hashable]) -> tuple[npt.NDArray[np.int64], tuple[st
     return numbers, tuple(str(label) for label in ordered)
 
 
+def _whole(label: Hashable) -> Hashable:
+    """Classes 0.0 and 1.0 are the classes 0 and 1."""
+    if isinstance(label, float | np.floating) and float(label).is_integer():
+        return int(label)
+    return label
+
+
 def _look(x: Images) -> str:
     return f"{'x'.join(map(str, x.shape[1:]))} {x.dtype}"
 
 
 def _check_images(what: str, x: Images) -> None:
-    if len(x.shape) != 4:
+    if len(x.shape) != 4 or 0 in x.shape[1:]:
         raise FedloomError(
             f"{what} have shape {tuple(x.shape)}; give (N, C, H, W), (N, H, W) or (N, F)."
         )
-    if x.dtype not in (np.uint8, np.float32):
-        raise FedloomError(f"{what} have type {x.dtype}; give uint8 or float32.")
+    if x.dtype not in (np.uint8, np.int32, np.float32):
+        raise FedloomError(f"{what} have type {x.dtype}; give uint8, int32 or float32.")
     if isinstance(x, np.ndarray) and x.dtype == np.float32:
         for start, rows in chunks(x):
             bad = np.flatnonzero(~np.isfinite(rows).all(axis=(1, 2, 3)))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
+import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -169,6 +171,12 @@ def _common_shape(files: Sequence[Path], size: tuple[int, int] | None) -> tuple[
 
 def _decode(files: Sequence[Path], shape: tuple[int, int, int]) -> Bytes:
     channels, height, width = shape
+    try:
+        what = f"{len(files)} images of {width}x{height} and {channels} channel(s)"
+        check_memory(what, len(files) * math.prod(shape))
+    except ValueError as error:
+        advice = "Give the option size, such as size=32, to scale all images."
+        raise FedloomError(f"{error} {advice}") from None
     images = np.empty((len(files), *shape), np.uint8)
     for row, file in zip(images, files, strict=True):
         with _opened(file) as image:
@@ -184,18 +192,74 @@ def _opened(file: Path) -> Iterator[Image.Image]:
     from PIL import Image
 
     try:
-        with Image.open(file) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(file)
+        with image:
             if image.mode.startswith(("I", "F")):
                 raise FedloomError(f"{file} has more than 8 bits a pixel. Convert it to 8 bits.")
             yield image
-    except OSError as error:  # Pillow's errors for unknown and for truncated files are OSErrors
-        raise FedloomError(f"Cannot read the image {file}: {error}.") from None
+    except FedloomError:
+        raise
+    except Exception as error:  # Pillow has many words for damage, and for headers that are lies
+        raise FedloomError(f"Cannot read the image {file}: {_reason(error)}") from None
 
 
-def open_npz(path: Path) -> np.lib.npyio.NpzFile:
-    """The arrays of a NumPy .npz file; nothing in it is ever run."""
+def _reason(error: Exception) -> str:
+    """What a reader complains of, as the end of a sentence that is not too long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (text if len(text) <= 240 else f"{text[:240]}...").rstrip(".") + "."
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a NumPy .npz file; nothing in it is ever run.
+
+    What is wrong with a file is a `ValueError` or `OSError`. Headers are read before arrays: one
+    that asks for more than there is costs no memory.
+    """
     if path.is_file() and not zipfile.is_zipfile(path):
         raise ValueError("it is not a .npz file, as numpy.savez writes them.")
-    file = np.load(path, allow_pickle=False)
-    assert isinstance(file, np.lib.npyio.NpzFile)
-    return file
+    held = {}
+    try:
+        with zipfile.ZipFile(path) as file:
+            for entry in file.infolist():
+                name, ending = os.path.splitext(entry.filename)
+                if ending != ".npy":
+                    continue
+                with file.open(entry) as member:
+                    _check_header(name, member, entry.file_size)
+                with file.open(entry) as member:
+                    held[name] = np.lib.format.read_array(member, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # zipfile, zlib and NumPy have many words for damage
+        raise ValueError(_reason(error)) from None
+    return held
+
+
+def _check_header(name: str, member: IO[bytes], size: int) -> None:
+    """Refuse an array that its file can't hold, or the machine."""
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0
+    shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(member)
+    if dtype.hasobject:
+        raise ValueError(f"its array {name} holds Python objects, not numbers or text.")
+    wanted = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or wanted > size - member.tell():
+        raise ValueError(
+            f"its array {name} should have shape {shape} and type {dtype}, {wanted} bytes, but "
+            f"there are {size}: the file is damaged."
+        )
+    check_memory(f"its array {name} of shape {shape} and type {dtype}", wanted)
+
+
+def check_memory(what: str, size: int) -> None:
+    """Refuse what could never fit the machine's memory, before any of it is taken."""
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # a system that doesn't say
+        return
+    if size > there:
+        raise ValueError(
+            f"{what} needs {size / 1e9:.3g} GB of memory, and this machine has {there / 1e9:.3g}."
+        )

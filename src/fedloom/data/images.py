@@ -7,7 +7,7 @@ for an array of indices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ _CHUNK = 4096  # images looked at together, so that scanning a large set takes l
 
 
 class Images(Protocol):
-    """An (N, C, H, W) stack of uint8 or float32 images that gives rows by index."""
+    """An (N, C, H, W) stack of uint8, int32 or float32 images that gives rows by index."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -64,10 +64,14 @@ def positions(index: Index, n: int) -> npt.NDArray[np.int64]:
     return np.where(at < 0, at + n, at).astype(np.int64, copy=False)
 
 
-def chunks(x: Images) -> Iterator[tuple[int, np.ndarray]]:
-    """The images a few thousand at a time, each chunk with the index of its first image."""
-    for start in range(0, len(x), _CHUNK):
-        yield start, x[slice(start, start + _CHUNK)]
+def chunks(
+    x: Images, rows: npt.NDArray[np.int64] | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The images, or these rows of them, a few thousand at a time, each chunk with the position of
+    its first image."""
+    for start in range(0, len(x if rows is None else rows), _CHUNK):
+        piece = slice(start, start + _CHUNK)
+        yield start, x[piece if rows is None else rows[piece]]
 
 
 def empty_like(x: Images) -> np.ndarray:
@@ -75,16 +79,45 @@ def empty_like(x: Images) -> np.ndarray:
     return np.empty((0, *x.shape[1:]), x.dtype)
 
 
-def channel_scale(x: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of every channel, on the 0..1 scale for uint8 images."""
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # means and stds
+
+
+def unit_of(dtype: np.dtype) -> float:
+    """What one stands for: bytes are read on a scale of 0..1, other numbers as they are."""
+    return 255.0 if dtype == np.uint8 else 1.0
+
+
+def channel_scale(x: Images, rows: npt.NDArray[np.int64] | None = None) -> Scale:
+    """Mean and std of every channel of all images, or of these rows, in the images' unit."""
     total, squares = np.zeros(x.shape[1]), np.zeros(x.shape[1])
-    for _, rows in chunks(x):
-        values = rows.astype(np.float64)
+    for _, some in chunks(x, rows):
+        values = some.astype(np.float64)
         total += values.sum(axis=(0, 2, 3))
         squares += np.square(values).sum(axis=(0, 2, 3))
-    pixels = max(len(x) * x.shape[2] * x.shape[3], 1)
-    unit = 255.0 if x.dtype == np.uint8 else 1.0
+    pixels = max(len(x if rows is None else rows) * x.shape[2] * x.shape[3], 1)
+    unit = unit_of(x.dtype)
     mean = total / pixels
     std = np.sqrt(np.maximum(squares / pixels - np.square(mean), 0.0))
     std[std < 1e-6 * unit] = unit  # a constant channel is only centred
     return tuple((mean / unit).tolist()), tuple((std / unit).tolist())
+
+
+def column_scale(x: Images, rows: npt.NDArray[np.int64] | None = None) -> Scale:
+    """Mean and std of every column of a table, (N, 1, 1, F): columns have units of their own."""
+    mean, square = np.zeros(x.shape[3]), np.zeros(x.shape[3])
+    count = max(len(x if rows is None else rows), 1)
+    for _, some in chunks(x, rows):
+        mean += some.sum(axis=(0, 1, 2), dtype=np.float64) / count
+    for _, some in chunks(x, rows):  # a second look: columns may be far from 0 for their spread
+        square += np.square(some - mean).sum(axis=(0, 1, 2)) / count
+    std = np.sqrt(square)
+    std[std <= np.maximum(1e-7 * np.abs(mean), 1e-30)] = unit_of(x.dtype)  # constant in float32
+    unit = unit_of(x.dtype)
+    return tuple((mean / unit).tolist()), tuple((std / unit).tolist())
+
+
+def laid_out(values: Sequence[float], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """A scale's values, to be broadcast over images (C, H, W): one for each channel, or, of a table
+    (1, 1, F), for each column."""
+    one = (-1, 1, 1) if len(values) == shape[0] else (1, 1, -1)
+    return np.asarray(values, np.float64).reshape(one)

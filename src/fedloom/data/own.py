@@ -1,18 +1,17 @@
 """The user's own data: arrays, a `.npz` file or a folder of images.
 
 The keyword arguments of each function are the options a user may give; where the data has no
-test part, `test_share` of every class is set aside for it.
+test part, `test_share` of every class is held out for it.
 """
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.data.dataset import Dataset, from_arrays, measured, set_aside
-from fedloom.data.formats import open_npz, read_image_folder
+from fedloom.data.dataset import Dataset, from_arrays, hold_out, measured
+from fedloom.data.formats import read_image_folder, read_npz
 from fedloom.data.options import Value, integer, number, sizes
 from fedloom.errors import FedloomError
 
@@ -31,9 +30,8 @@ def from_tuple(arrays: Sequence[Any], *, test_share: Value = 0.2, seed: Value = 
 def from_npz(path: Path, *, test_share: Value = 0.2, seed: Value = 0) -> Dataset:
     """A NumPy file with the arrays x and y, or x_train and y_train, and perhaps x_test, y_test."""
     try:
-        with open_npz(path) as file:
-            held = {key.replace("_train", ""): file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        held = {key.replace("_train", ""): array for key, array in read_npz(path).items()}
+    except (OSError, ValueError) as error:
         raise FedloomError(f"Cannot read {path}: {error}") from None
     if not {"x", "y"} <= held.keys():
         raise FedloomError(
@@ -64,4 +62,4 @@ def from_folder(
     if len(x_test):
         return measured(name, x, y, x_test, y_test, classes)
     share = number("test_share", test_share)
-    return set_aside(name, x, y, classes, share, integer("seed", seed))
+    return hold_out(name, x, y, classes, share, integer("seed", seed))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset, stratified
+from fedloom.data.images import laid_out, unit_of
 from fedloom.data.options import integer, number
 from fedloom.data.partition import Partition
 from fedloom.errors import FedloomError
@@ -68,9 +69,10 @@ class Wish:
 
 @dataclass(frozen=True, eq=False)
 class PublicSet:
-    """Images as networks are fed them, (N, C, H, W) and normalised; labels where they are known."""
+    """Images as networks are fed them, (N, C, H, W), normalised unless they are tokens; labels where
+    they are known."""
 
-    x: npt.NDArray[np.float32]
+    x: np.ndarray
     y: IntArray | None
     note: str
     taken: IntArray | None = None  # from every client, where they are a share of its data
@@ -94,21 +96,27 @@ def set_aside(partition: Partition, y: np.ndarray, share: float, seed: int) -> P
     return Partition(partition.indices[~taken], offsets, partition.note)
 
 
-def public_set(spec: str, federation: Federation) -> PublicSet | None:
-    """The public set of a federation that was dealt with the same `public`; None for `none`."""
+def public_set(spec: str, federation: Federation, tokens: bool = False) -> PublicSet | None:
+    """The public set of a federation that was dealt with the same `public`, normalised unless it is
+    of tokens; None for `none`."""
     wish, dataset = Wish.parse(spec), federation.dataset
     if wish.kind == "none":
         return None
     if wish.kind == "share":
-        return _of_clients(federation)
+        return _of_clients(federation, tokens)
     if wish.kind == "noise":
+        if tokens:
+            raise FedloomError(
+                f"public={spec} is no data for a model that looks tokens up: set some of the "
+                "clients' data aside with public=share:0.01, or give another data set or file."
+            )
         shape = (wish.count or 0, *dataset.shape)
         x = stream(federation.seed, "public").standard_normal(shape, dtype=np.float32)
         return PublicSet(x, None, f"{len(x)} images of noise, without labels")
-    return _of_another(wish, dataset, federation.seed)
+    return _of_another(wish, dataset, federation.seed, tokens)
 
 
-def _of_clients(federation: Federation) -> PublicSet:
+def _of_clients(federation: Federation, tokens: bool) -> PublicSet:
     dataset, dealt, left = federation.dataset, federation.dealt, federation.partition
     indices = np.setdiff1d(dealt.indices, left.indices)
     taken = dealt.sizes - left.sizes
@@ -116,10 +124,10 @@ def _of_clients(federation: Federation) -> PublicSet:
         f"{len(indices)} of the clients' {len(dealt.indices)} images, "
         f"{taken.min()} to {taken.max()} from each"
     )
-    return PublicSet(_normalised(dataset, dataset.x[indices]), dataset.y[indices], note, taken)
+    return PublicSet(_fed(dataset, dataset.x[indices], tokens), dataset.y[indices], note, taken)
 
 
-def _of_another(wish: Wish, dataset: Dataset, seed: int) -> PublicSet:
+def _of_another(wish: Wish, dataset: Dataset, seed: int, tokens: bool) -> PublicSet:
     other = None if wish.source == dataset.name else load(wish.source)
     if other is None or _same(other, dataset):
         raise FedloomError(
@@ -131,18 +139,19 @@ def _of_another(wish: Wish, dataset: Dataset, seed: int) -> PublicSet:
             f"The public set '{wish.source}' has images of {other.shape} {other.x.dtype}, "
             f"'{dataset.name}' of {dataset.shape} {dataset.x.dtype}. Give a set of the same kind."
         )
-    indices = np.arange(len(other.x))
+    indices = other.training_rows
     if wish.count is not None:
         if wish.count > len(indices):
             raise FedloomError(
                 f"public={wish.source}:{wish.count} asks for more images than there are "
                 f"({len(indices)})."
             )
-        indices = np.sort(stream(seed, "public").choice(len(indices), wish.count, replace=False))
+        chosen = stream(seed, "public").choice(len(indices), wish.count, replace=False)
+        indices = indices[np.sort(chosen)]
     labels = other.y[indices] if other.classes == dataset.classes else None
     known = "" if labels is not None else ", whose labels are not those of this run"
     note = f"{len(indices)} training images of {other.name}{known}"
-    return PublicSet(_normalised(dataset, other.x[indices]), labels, note)
+    return PublicSet(_fed(dataset, other.x[indices], tokens), labels, note)
 
 
 def _same(a: Dataset, b: Dataset) -> bool:
@@ -151,8 +160,9 @@ def _same(a: Dataset, b: Dataset) -> bool:
     return np.array_equal(a.y, b.y) and np.array_equal(a.x[first], b.x[first])
 
 
-def _normalised(dataset: Dataset, images: np.ndarray) -> npt.NDArray[np.float32]:
+def _fed(dataset: Dataset, images: np.ndarray, tokens: bool) -> np.ndarray:
     """As a batch of the run's own images is."""
-    unit = 255.0 if images.dtype == np.uint8 else 1.0
-    mean, std = (np.reshape(v, (1, -1, 1, 1)) for v in (dataset.mean, dataset.std))
-    return ((images / unit - mean) / std).astype(np.float32)
+    if tokens:
+        return images.astype(np.int64)
+    mean, std = (laid_out(v, dataset.shape) for v in (dataset.mean, dataset.std))
+    return ((images / unit_of(images.dtype) - mean) / std).astype(np.float32)

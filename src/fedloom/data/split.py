@@ -8,15 +8,16 @@ training client has (S1 §4.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import comb
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedloom.data.dataset import Dataset
-from fedloom.data.partition import Partition, parse, partition
+from fedloom.data.partition import Partition, names_rows, parse, partition
 from fedloom.data.partition.classes import deal_classes, reserved
 from fedloom.data.partition.deal import ClassSets, Task
 from fedloom.data.public import Wish, set_aside
@@ -115,11 +116,13 @@ class Federation:
     def global_test(self) -> IntArray:
         """The common test set, as indices into `dataset.x_test`.
 
-        A data set without a test part (a pooled one) is tested on the test samples of all its
-        clients, as indices into `dataset.x`.
+        Of a data set without a test part it is what was held out of it or, where nothing was, the
+        test samples of all clients, as indices into `dataset.x`.
         """
         if len(self.dataset.x_test):
             return np.arange(len(self.dataset.x_test))
+        if len(self.dataset.held_out):
+            return self.dataset.held_out
         return self._everyones_test
 
     @cached_property
@@ -184,9 +187,41 @@ class Federation:
         return Partition(pool[dealt.indices], dealt.offsets, dealt.note)
 
 
+def deal(
+    dataset: Dataset,
+    spec: str | Partition,
+    clients: int,
+    seed: int,
+    reserve: ClassSets = frozenset(),
+) -> tuple[Dataset, Partition]:
+    """The data set as it is dealt, and who holds which of its rows.
+
+    A partition that names rows means those of the user's file: of data without a test part,
+    nothing is held out then.
+    """
+    if names_rows(spec) and len(dataset.held_out):
+        dataset = dataset.pooled()
+    if isinstance(spec, Partition):
+        return dataset, spec.fitting("The partition", clients, len(dataset.y))
+    rows = dataset.training_rows
+    labels, n_classes = dataset.y[rows], dataset.n_classes
+    dealt = partition(spec, labels, clients, seed, n_classes=n_classes, reserve=reserve)
+    return dataset, Partition(rows[dealt.indices], dealt.offsets, dealt.note)
+
+
+def check_options(spec: str | Partition, options: Mapping[str, Any]) -> None:
+    """Refuse options of a data set that a partition leaves nothing to do for."""
+    if options.get("test_share") and names_rows(spec):
+        raise FedloomError(
+            f"data_options.test_share={options['test_share']} would do nothing: this partition "
+            "names the rows that clients hold, so none are held out for a common test set. Leave "
+            "it out, or give the data a test part (x_test and y_test)."
+        )
+
+
 def federate(
     dataset: Dataset,
-    spec: str,
+    spec: str | Partition,
     clients: int,
     seed: int,
     *,
@@ -197,14 +232,14 @@ def federate(
     newcomer_classes: int = 2,
     public: str = "none",
 ) -> Federation:
-    """Deal a data set to clients by the recipe `spec`, pooling its parts first if asked to; what is
-    `public` of it goes to the server."""
+    """Deal a data set to clients by the recipe `spec`, or as a partition says, pooling its parts
+    first if asked to; what is `public` of it goes to the server."""
     if newcomers < 0 or newcomer_classes < 1:
         raise FedloomError("newcomers must be at least 0, and newcomer_classes at least 1.")
     if pool:
         dataset = dataset.pooled()
     reserve = _reserve(spec, dataset, seed, newcomers, newcomer_classes)
-    dealt = partition(spec, dataset.y, clients, seed, n_classes=dataset.n_classes, reserve=reserve)
+    dataset, dealt = deal(dataset, spec, clients, seed, reserve)
     share = Wish.parse(public).share
     return Federation(
         dataset,
@@ -218,10 +253,14 @@ def federate(
     )
 
 
-def _reserve(spec: str, dataset: Dataset, seed: int, newcomers: int, k: int) -> ClassSets:
+def _reserve(
+    spec: str | Partition, dataset: Dataset, seed: int, newcomers: int, k: int
+) -> ClassSets:
     """Combinations of k classes to hold back for newcomers, where clients would take them all."""
+    if isinstance(spec, Partition) or newcomers == 0:
+        return frozenset()
     name, parsed = parse(spec)
-    if newcomers == 0 or name != "classes" or parsed.integer("K", parsed.argument, low=1) != k:
+    if name != "classes" or parsed.integer("K", parsed.argument, low=1) != k:
         return frozenset()
     return reserved(np.unique(dataset.y), k, newcomers, stream(seed, "reserve"))
 

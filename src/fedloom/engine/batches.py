@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom.data.dataset import Images
+from fedloom.data.images import laid_out, unit_of
 from fedloom.errors import FedloomError, nearest
 from fedloom.local.rule import Batch
 
@@ -70,7 +71,7 @@ class Augment:
 
 
 class Source:
-    """One array of images with labels, and how to normalise it.
+    """One array of images with labels, and how to normalise it; `tokens` go to the model as they are.
 
     Raw images travel as flat rows, in the order in which the model wants their values in memory:
     with `channels_last`, colour by colour of each pixel, as convolutions on CPUs like it.
@@ -84,10 +85,12 @@ class Source:
         std: tuple[float, ...],
         device: torch.device,
         channels_last: bool = False,
+        tokens: bool = False,
     ) -> None:
         self.x, self.y, self.device = x, y, device
         self._shape, self._channels_last = tuple(x.shape[1:]), channels_last
-        per_unit = 255.0 if x.dtype == np.uint8 else 1.0
+        self._tokens = tokens
+        per_unit = unit_of(x.dtype)
         self._scale = self._flat_image([1 / (per_unit * s) for s in std])
         self._shift = self._flat_image([m / s for m, s in zip(mean, std, strict=True)])
 
@@ -110,6 +113,8 @@ class Source:
         return flat.view(-1, c, h, w)
 
     def normalise(self, flat: Tensor) -> Tensor:
+        if self._tokens:
+            return self.images(flat.to(torch.int64))
         values = flat.to(torch.float32)
         values = values * self._scale if values is flat else values.mul_(self._scale)
         return self.images(values.sub_(self._shift))
@@ -124,8 +129,9 @@ class Source:
         return Batch(self.normalise(x), y)
 
     def _flat_image(self, values: list[float]) -> Tensor:
-        """A value per channel, as the row of an image of them."""
-        image = torch.tensor(values, dtype=torch.float32, device=self.device).view(1, -1, 1, 1)
+        """A scale's values, as the row of an image of them."""
+        laid = torch.from_numpy(laid_out(values, self._shape).astype(np.float32))
+        image = laid.to(self.device).unsqueeze(0)
         return self.flat(image.expand(1, *self._shape).contiguous())[0]
 
 

@@ -2,7 +2,8 @@
 
 The setting, with its data, is put into Ray's object store once and read by the workers of each
 node without another copy; rows travel once per round to every node that needs them. A worker that
-dies is restarted and its client trained again. Ray is an extra: `pip install fedloom[cluster]`.
+dies is replaced, wherever there is room, and its client trained by whoever is left. Nodes may come
+and go; the run stops only when none is left. Ray is an extra: `pip install fedloom[cluster]`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,32 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Task, same_row
+from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Task, same_row, work
 from fedloom.engine.worker import Worker
 from fedloom.errors import FedloomError
 from fedloom.select import Last
 
-_TRIES = 3
+_TRIES = 3  # of one client's job, when its worker dies
+_PATIENCE = 2.0  # seconds between two looks at the cluster, while nobody answers
+
+
+@dataclass(eq=False)
+class _Member:
+    """A worker that was asked for. It gets jobs once it said where it is."""
+
+    actor: Any
+    pending: Any  # its answer under way: to a job, or where it is
+    job: int | None = None
+    node: str | None = None
+    ready: bool = False
 
 
 class Cluster(Engine):
@@ -45,13 +60,15 @@ class Cluster(Engine):
                 "pip install 'fedloom[cluster]'"
             ) from None
         self._ray = ray
+        self._gone = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+        self._failed_starts = 0  # in a row
         _send_by_value(ray, [*(type(part) for part in parts), *getattr(setting.build, "args", ())])
         self._ours = not ray.is_initialized()
         if self._ours:
             _start(ray, address, workers)
-        self._shared = ray.put(setting)  # held here, or a restarted worker would not find it
-        actor = ray.remote(num_cpus=1, max_restarts=_TRIES)(_Actor)
-        self._actors: list[Any] = [actor.remote(self._shared) for _ in range(workers)]
+        self._shared = ray.put(setting)
+        self._kind = ray.remote(num_cpus=1, max_restarts=0)(_Actor)
+        self._members = [self._hire() for _ in range(workers)]
 
     def train_each(
         self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
@@ -64,8 +81,7 @@ class Cluster(Engine):
             row = shared if same else rows[i].numpy()
             return actor.train.remote(words, int(clients[i]), row, lasts[i] if lasts else None)
 
-        federation = self.setting.federation
-        sizes = [1 if self.setting.pools else federation.size(int(c), "all") for c in clients]
+        sizes = [work(self.setting, task, int(c)) for c in clients]
         return self._run(start, len(clients), sizes)
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
@@ -79,38 +95,101 @@ class Cluster(Engine):
         return self._run(start, len(blocks), [len(b.indices) for b in blocks])
 
     def close(self) -> None:
-        for actor in self._actors:
-            self._ray.kill(actor)
-        self._actors = []
+        for member in self._members:
+            self._ray.kill(member.actor)
+        self._members = []
         if self._ours:
             self._ray.shutdown()
 
-    def _run(self, start: Callable[[Any, int], Any], count: int, sizes: Sequence[int]) -> list[Any]:
+    def _run(
+        self, start: Callable[[Any, int], Any], count: int, sizes: Sequence[float]
+    ) -> list[Any]:
         """Do all jobs, longest first; answers in order."""
-        ray = self._ray
         waiting = deque(sorted(range(count), key=lambda i: -sizes[i]))
-        idle, busy = deque(self._actors), {}
         answers: dict[int, Any] = {}
-        tries = [0] * count
+        died: list[list[str | None]] = [[] for _ in range(count)]  # where workers died on a job
         while len(answers) < count:
-            while idle and waiting:
-                actor, job = idle.popleft(), waiting.popleft()
-                busy[start(actor, job)] = (actor, job)
-            (ready, *_), _ = ray.wait(list(busy), num_returns=1)
-            actor, job = busy.pop(ready)
-            idle.append(actor)
-            try:
-                answers[job] = ray.get(ready)
-            except ray.exceptions.RayActorError as e:
-                tries[job] += 1
-                if tries[job] >= _TRIES:
-                    raise FedloomError(
-                        f"A Ray worker died {_TRIES} times on the same job: {e}"
-                    ) from None
-                waiting.appendleft(job)
-            except ray.exceptions.RayTaskError as e:
-                raise (e.cause if isinstance(e.cause, FedloomError) else e) from None
+            for member in self._members:
+                if member.ready and member.pending is None and waiting:
+                    member.job = waiting.popleft()
+                    member.pending = start(member.actor, member.job)
+            for member in self._heard():
+                job, pending = member.job, member.pending
+                member.job = member.pending = None
+                try:
+                    answer = self._ray.get(pending)
+                except self._gone as e:
+                    self._replace(member)
+                    if job is None:
+                        self._check_start(e)
+                    else:
+                        died[job].append(member.node)
+                        self._check_tries(died[job], e)
+                        waiting.appendleft(job)
+                except self._ray.exceptions.RayTaskError as e:
+                    self._settle_others()
+                    raise (e.cause if isinstance(e.cause, FedloomError) else e) from None
+                else:
+                    if job is None:
+                        member.node, member.ready = answer, True
+                        self._failed_starts = 0
+                    else:
+                        answers[job] = answer
         return [answers[i] for i in range(count)]
+
+    def _hire(self) -> _Member:
+        """A worker wherever there is room for one: now, or once a node with room is there."""
+        actor = self._kind.remote(self._shared)
+        return _Member(actor, actor.node.remote())
+
+    def _replace(self, member: _Member) -> None:
+        self._ray.kill(member.actor)  # it may only be out of reach
+        self._members[self._members.index(member)] = self._hire()
+
+    def _heard(self) -> list[_Member]:
+        """The members that have an answer, as soon as there is one."""
+        by = {m.pending: m for m in self._members if m.pending is not None}
+        while True:
+            ready, _ = self._ray.wait(list(by), num_returns=1, timeout=_PATIENCE)
+            if ready:
+                return [by[ref] for ref in ready]
+            if not any(m.ready for m in self._members) and not self._nodes():
+                raise FedloomError(
+                    "The Ray cluster has no node left that could run a worker. The run is safe up "
+                    "to its last checkpoint: start a node, then go on with --resume."
+                )
+
+    def _nodes(self) -> set[str]:
+        """The nodes that are there and may run workers."""
+        known = self._ray.nodes()
+        return {n["NodeID"] for n in known if n["Alive"] and n["Resources"].get("CPU", 0) >= 1}
+
+    def _check_tries(self, died: Sequence[str | None], reason: Exception) -> None:
+        """A worker that went with its node says nothing about the job that it had."""
+        there = self._nodes()
+        if sum(node in there for node in died) >= _TRIES:
+            raise FedloomError(
+                f"A Ray worker died {_TRIES} times on the same job, on nodes that are still there. "
+                f"It may need more memory than they have: {_first_line(reason)}"
+            ) from None
+
+    def _check_start(self, reason: Exception) -> None:
+        """A worker died before its first job: with its node, or because none can start."""
+        self._failed_starts += 1
+        if self._failed_starts > _TRIES * len(self._members) and self._nodes():
+            raise FedloomError(f"Ray workers die while they start: {_first_line(reason)}") from None
+
+    def _settle_others(self) -> None:
+        """Wait for jobs under way, so that the pool is clean after an error."""
+        busy = [m for m in self._members if m.job is not None]
+        if busy:
+            self._ray.wait([m.pending for m in busy], num_returns=len(busy))
+        for member in busy:
+            member.job = member.pending = None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _send_by_value(ray: Any, things: Sequence[object]) -> None:
@@ -126,7 +205,17 @@ class _Actor:
 
     def __init__(self, setting: Setting) -> None:
         torch.set_num_threads(setting.threads)
-        self._worker = Worker(setting)
+        self._setting = setting
+
+    @cached_property
+    def _worker(self) -> Worker:
+        return Worker(self._setting)  # made by the first job, which can tell what went wrong
+
+    def node(self) -> str:
+        """Where this is: the answer also says that it is there."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
 
     def train(self, task: Task, client: int, row: np.ndarray, last: Last | None) -> Done:
         return self._worker.train(task, client, torch.from_numpy(row.copy()), last)

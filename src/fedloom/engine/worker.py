@@ -75,8 +75,9 @@ class Worker:
         self._whole = self._settle(None, module, setting.layout)
         convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
         data, device, last = setting.dataset, setting.device, convolves and not stacks
-        self._train = Source(data.x, data.y, data.mean, data.std, device, last)
-        self._test = Source(data.x_test, data.y_test, data.mean, data.std, device, last)
+        scale, tokens = (data.mean, data.std), setting.tokens
+        self._train = Source(data.x, data.y, *scale, device, last, tokens)
+        self._test = Source(data.x_test, data.y_test, *scale, device, last, tokens)
         self._pool: dict[str, np.ndarray] = {}
 
     def prepare(self, task: Task, client: int, row: Tensor, last: Last | None = None) -> Job:
@@ -286,7 +287,7 @@ class Worker:
         if self.setting.static:
             most = self.setting.static_samples
             measured_on = self.setting.federation.calibration(block.calibrate, most)
-            settle(resident.module, self._train.batches(measured_on))
+            settle(resident.module, self._train.batches(measured_on), self.setting.submodels)
         resident.module.eval()
         source = self.source(block)
         classes, groups = self.setting.dataset.n_classes, len(block.who)

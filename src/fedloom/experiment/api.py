@@ -5,65 +5,91 @@ from __future__ import annotations
 import errno
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from fedloom.data.partition import Partition
 from fedloom.engine import Diverged
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.compare import Comparison
-from fedloom.experiment.config import make_config, merge, parse_settings
-from fedloom.experiment.plugins import is_file, method_class
+from fedloom.experiment.config import make_config, merge, normal, parse_settings
+from fedloom.experiment.fork import Origin
+from fedloom.experiment.identity import check_settings
+from fedloom.experiment.pairing import unused
+from fedloom.experiment.plugins import is_file, method_class, trust
 from fedloom.experiment.result import Result
 from fedloom.experiment.runner import Runner, Watcher
-from fedloom.experiment.settings import Config
+from fedloom.experiment.settings import RESUMABLE, Config
 from fedloom.experiment.setup import Experiment, prepare
 from fedloom.experiment.store import RunStore
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
 
+_MOST_SEEDS = 10_000
+
 MethodLike = str | MethodOptions | type[MethodOptions]
 
 
 def run(
-    method: MethodLike = "fedavg",
+    method: MethodLike | None = None,
     *,
     data: Any = None,
     model: str | Factory | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    fork: str | Path | None = None,
     watchers: Iterable[Watcher] = (),
     lenient: bool = False,
     **settings: Any,
 ) -> Result:
     """Run one federated experiment and return its result.
 
-    `method` is a name (`"fedprox"`, `"fedprox:mu=0.1"`), or a method of your own; `data` a name, a
-    path, arrays `(x, y)` or `(x, y, x_test, y_test)`; `model` a name or a factory
-    `(shape, classes) -> nn.Module`; all other settings are those of `fedloom.Config`.
+    `method` is a name (`"fedprox"`, `"fedprox:mu=0.1"`), or a method of your own (default: FedAvg,
+    or that of the run to resume or fork); `data` a name, a path, arrays `(x, y)` or
+    `(x, y, x_test, y_test)`; `model` a name or a factory `(shape, classes) -> nn.Module`;
+    `partition` a recipe, the client of every row or the rows of every client; all other settings
+    are those of `fedloom.Config`.
     The run is written to `out` (default: a new directory under `runs/`); with `resume` it goes on
-    from its last whole round. `lenient` lets a method pass over settings that its definition fixes.
+    from its last whole round, as the same experiment. `fork` (a run's directory, or
+    `"DIRECTORY@ROUND"`) starts a new run from the checkpoint of another, with its settings and
+    those given. `lenient` lets a method pass over settings that its definition fixes.
     """
-    plan = _plan(method, {**settings, "data": data, "model": model}, lenient=lenient)
     _check_flags(out, resume, overwrite)
+    for named in (method, model):
+        if isinstance(named, str | Path):
+            trust(named)
+    given = {**settings, "data": data, "model": model}
+    if resume and out is not None:
+        _settle(RunStore(Path(out)))
+        method = method or str(RunStore.open(Path(out)).config()["method"])
+    origin = None if fork is None or resume else Origin.find(str(fork))
+    if origin is not None:
+        plan = _plan_fork(origin, method, given, lenient=lenient)
+    else:
+        if fork is not None:
+            given["fork"] = str(fork)
+        plan = _plan(method or "fedavg", given, lenient=lenient)
     store = RunStore(Path(out) if out is not None else _default_out(plan.config, resume))
+    _settle(store)
     if resume:
         RunStore.open(store.path)
         with store.held():
             return _resume(plan, store, watchers)
     store.check_free(overwrite=overwrite)
-    experiment = prepare(plan.config, plan.options.build(), data=plan.data, model=plan.model)
-    with store.held():
+    experiment = _prepare(plan, plan.config, plan.options)
+    if origin is not None:
+        experiment.adopt(origin.store.path, origin.tensors, origin.about)
+    with store.held(), _told(store, fresh=True):
         store.create(plan.config.dump(), overwrite=overwrite)
-        try:
-            return _walk(experiment, store, watchers)
-        except Diverged:
-            raise  # that is a result
-        except FedloomError:
-            store.drop_if_empty()  # the same command, mended, finds its directory free
-            raise
+        done = 0 if origin is None else origin.start(store, experiment)
+        Runner(experiment, store, watchers).run(done)
+    return Result(store.path)
 
 
 def compare(
@@ -77,30 +103,35 @@ def compare(
     watchers: Iterable[Watcher] = (),
     **settings: Any,
 ) -> Comparison:
-    """Run several methods on the same data, clients, initial weights and participants.
+    """Run several methods with the same settings.
 
     Each of `seeds` seeds (`seed`, `seed + 1`, ...) gives one run per method; methods are paired
-    by seed. Settings go to all methods; each takes what concerns it. A method that diverges is left
-    out and named in `diverged`; the others go on.
+    by seed. Settings go to all methods; each takes what concerns it. What is the same in all runs
+    (data, clients, initial weights, participants) is in `same`, what a method's definition changes
+    in `differences`. A method that diverges is left out and named in `diverged`; the others go on.
     """
-    if not isinstance(seeds, int) or seeds < 1:
-        raise FedloomError(f"seeds={seeds}: give their number, at least one.")
-    if isinstance(methods, str):
-        raise FedloomError(f"Give the methods as a list: compare(['{methods}', ...]).")
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= _MOST_SEEDS:
+        raise FedloomError(f"seeds={seeds!r}: give their number, from 1 to {_MOST_SEEDS:,}.")
+    if not isinstance(methods, Iterable) or isinstance(methods, str):
+        raise FedloomError(f"Give the methods as a list: compare([{methods!r}, ...]).")
+    methods, seed = list(methods), normal("seed", seed)
     labels = [_label(m) for m in methods]
     if len(set(labels)) < len(labels):
         raise FedloomError("The same method is named twice; give variants as NAME:option=value.")
     if not labels:
         raise FedloomError("Name at least one method to compare.")
+    for named in (*methods, settings.get("model")):
+        if isinstance(named, str | Path):
+            trust(named)
     plans = []
     for method, label in zip(methods, labels, strict=True):
         known = {"data", "model", *Config.model_fields, *_named(method)[0].model_fields}
         own = {key: value for key, value in settings.items() if key in known}
-        _plan(method, own, lenient=True)  # every method is checked before the first one runs
         plans.append((method, label, own))
     for key in settings:
         if not any(key in own for _, _, own in plans):
             raise unknown("setting", key, Config.model_fields)
+    notes = _scored_alike(plans)
     _check_flags(out, resume, overwrite)
     taken, free = _numbered(Path("runs") / "compare")
     folder = Path(out) if out is not None else taken[-1] if resume and taken else free
@@ -111,6 +142,7 @@ def compare(
         for method, label, own in plans
     ]
     for *_, path in todo:
+        _settle(RunStore(path))
         if RunStore(path).exists and not resume and not overwrite:
             raise FedloomError(
                 f"'{folder}' holds runs already. Continue them with --resume, choose another "
@@ -136,7 +168,22 @@ def compare(
         results[label].append(result)
     if not results:
         raise Diverged(next(iter(diverged.values())))
-    return Comparison(results, folder, diverged)
+    return Comparison(results, folder, diverged, asked=settings, notes=notes)
+
+
+def _scored_alike(plans: Sequence[tuple[MethodLike, str, dict[str, Any]]]) -> dict[str, list[str]]:
+    """Check every method before the first one runs. Where one adapts to the support part, all are
+    scored without it, so that their scores are of the same samples. Returns what each makes no use
+    of."""
+    notes, adapts = {}, False
+    for method, label, own in plans:
+        plan = _plan(method, own, lenient=True)
+        adapts |= plan.config.score_on == "query"
+        notes[label] = unused(plan.config, plan.options.build())
+    for _, _, own in plans:
+        if adapts and own.get("score_on", "auto") == "auto":
+            own["score_on"] = "query"
+    return notes
 
 
 def load(path: str | Path) -> Result:
@@ -145,11 +192,12 @@ def load(path: str | Path) -> Result:
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C during a run; what was finished is in `path`."""
+    """Ctrl-C during a run; what was finished is in `path`, or the run that was there before is."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, old_is_back: bool = False) -> None:
         super().__init__(str(path))
         self.path = path
+        self.old_is_back = old_is_back
 
 
 def _check_flags(out: str | Path | None, resume: bool, overwrite: bool) -> None:
@@ -167,12 +215,24 @@ def _check_folder(folder: Path) -> None:
         raise FedloomError(f"'{folder}' is a single run. Choose another --out for the comparison.")
     if folder.exists() and not folder.is_dir():
         raise FedloomError(f"'{folder}' is a file; --out names a directory.")
-    if folder.exists() and any(
-        f.name not in Comparison.FILES and not RunStore(f).exists for f in folder.iterdir()
-    ):
+    if folder.exists() and not all(_may_be_there(f) for f in folder.iterdir()):
         raise FedloomError(
             f"'{folder}' is a directory with other files in it. Choose another --out."
         )
+
+
+def _may_be_there(file: Path) -> bool:
+    """Whether a comparison may have left this in its folder."""
+    store = RunStore(file)
+    ours = store.exists or store.interrupted or (file.is_dir() and store.untouched)
+    return file.name in Comparison.FILES or ours
+
+
+def _settle(store: RunStore) -> None:
+    """Finish or undo what a process that was killed in --overwrite has left."""
+    if store.interrupted:
+        with store.held():
+            store.recover()
 
 
 def _default_out(config: Config, resume: bool) -> Path:
@@ -182,10 +242,10 @@ def _default_out(config: Config, resume: bool) -> Path:
     taken, free = _numbered(Path("runs") / _slug(f"{method}-{data}-s{config.seed}"))
     if not resume:
         return free
-    wanted = config.model_dump(exclude={"rounds"})
+    wanted = config.model_dump(exclude=set(RESUMABLE))
     for path in reversed(taken):
         store = RunStore(path)
-        if store.exists and {**store.config(), "rounds": 0} == {**wanted, "rounds": 0}:
+        if store.exists and wanted.items() <= store.config().items():
             return path
     there = f"{', '.join(str(p) for p in taken[-3:])} had others" if taken else "there is none yet"
     raise FedloomError(
@@ -214,6 +274,7 @@ def _slug(text: str) -> str:
 def _label(method: MethodLike) -> str:
     if isinstance(method, str):
         return method
+    _options_class(method)
     if isinstance(method, type):
         return method.name
     chosen = method.model_dump(exclude_defaults=True)
@@ -227,52 +288,176 @@ class _Plan:
     config: Config
     options: MethodOptions
     given: frozenset[str]
-    data: Any
-    model: Factory | None
+    objects: dict[str, Any]  # data, model, partition
 
 
 def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result:
-    done = _reopen(store, plan)
-    config, options = make_config(store.config(), type(plan.options))
-    if done >= config.rounds:
-        return Result(store.path)
-    experiment = prepare(config, options.build(), data=plan.data, model=plan.model)
-    if done:
-        experiment.restore(store)
-    return _walk(experiment, store, watchers, done)
-
-
-def _walk(
-    experiment: Experiment, store: RunStore, watchers: Iterable[Watcher], done: int = 0
-) -> Result:
-    try:
-        Runner(experiment, store, watchers).run(done)
-    except KeyboardInterrupt:
-        raise Stopped(store.path) from None
-    except OSError as e:
-        if e.errno != errno.ENOSPC:
-            raise
-        raise FedloomError(
-            f"The disk is full; what was done until then is safe in '{store.path}'. Make room and "
-            f"continue with --resume --out {store.path}."
-        ) from e
+    """Go on with a run if it is the same experiment; until that is known, nothing is changed."""
+    before, _ = make_config(store.config(), type(plan.options))
+    config, options = make_config(_continued(store, plan, before), type(plan.options))
+    tensors, about = store.last_whole() if store.has_checkpoint() else (None, {})
+    done = int(about.get("round", 0))
+    check_settings(store.path, about, config)
+    _check_rounds(store, done, before, config)
+    if tensors is None and config.fork is not None:
+        return _restart(plan, store, config, options, watchers)
+    if done < config.rounds:
+        experiment = _prepare(plan, config, options)
+        if tensors is not None:
+            experiment.restore(store.path, tensors, about)
+    _reopen(store, config, done)
+    with _told(store):
+        if done < config.rounds:
+            Runner(experiment, store, watchers).run(done)
+        else:
+            store.finish()  # a process may have been killed right before
     return Result(store.path)
+
+
+def _restart(
+    plan: _Plan,
+    store: RunStore,
+    config: Config,
+    options: MethodOptions,
+    watchers: Iterable[Watcher],
+) -> Result:
+    """A fork that was killed before it had a checkpoint of its own."""
+    assert config.fork is not None
+    origin = Origin.find(config.fork)
+    experiment = _prepare(plan, config, options)
+    experiment.adopt(origin.store.path, origin.tensors, origin.about)
+    _reopen(store, config, 0)
+    with _told(store):
+        Runner(experiment, store, watchers).run(origin.start(store, experiment))
+    return Result(store.path)
+
+
+def _reopen(store: RunStore, config: Config, done: int) -> None:
+    """Cut a run to its last whole round, and write down what may change."""
+    store.cut(done)
+    if not store.is_sealed() or store.config() != yaml.safe_load(config.dump()):
+        store.reconfigure(config.dump())
+
+
+def _continued(store: RunStore, plan: _Plan, before: Config) -> dict[str, Any]:
+    """The run's settings with those given over them that may change."""
+    old, new = before.model_dump(), plan.config.model_dump()
+    for key in sorted(plan.given & set(new) - RESUMABLE):
+        if old[key] != new[key]:
+            raise FedloomError(
+                f"'{store.path}' was started with {key}={old[key]}, not {new[key]}. Resume it "
+                f"without {key}; or start a new run from its last checkpoint with other settings: "
+                f"fedloom run --fork {store.path} --out NEW."
+            )
+    return {**old, **{key: new[key] for key in plan.given & RESUMABLE}}
+
+
+def _check_rounds(store: RunStore, done: int, before: Config, after: Config) -> None:
+    if before.rounds == after.rounds:
+        return
+    if after.rounds < done:
+        raise FedloomError(
+            f"'{store.path}' has {done} rounds already and can't go back to {after.rounds}. Start "
+            "a new run."
+        )
+    if before.lr_schedule.startswith("cosine"):
+        raise FedloomError(
+            "A cosine schedule depends on the number of rounds, so a run can't be changed from "
+            f"{before.rounds} to {after.rounds} rounds and still be the same run. Start a new one "
+            f"from its last checkpoint: fedloom run --fork {store.path} --out NEW."
+        )
+
+
+@contextmanager
+def _told(store: RunStore, *, fresh: bool = False) -> Iterator[None]:
+    """What stops a run is told with what is left of it and how to go on.
+
+    A run that is to be replaced comes back if the new one has no checkpoint yet; of a new one that
+    was refused, nothing is left, so that the same command, mended, finds its directory free.
+    """
+    try:
+        yield
+    except BaseException as e:
+        back = store.recover()
+        refused = isinstance(e, FedloomError) and not isinstance(e, Diverged)  # that is a result
+        if fresh and refused and not back:
+            store.drop_if_empty()
+        if isinstance(e, KeyboardInterrupt):
+            raise Stopped(store.path, old_is_back=back) from None
+        if isinstance(e, OSError) and e.errno == errno.ENOSPC:
+            raise FedloomError(_full(store, back)) from e
+        raise
+
+
+def _full(store: RunStore, back: bool) -> str:
+    if back:
+        return (
+            f"The disk is full; '{store.path}' holds the run that was there before. Make room and "
+            "give the same command again."
+        )
+    if not store.exists:
+        return "The disk is full; nothing was written. Make room and give the same command again."
+    return (
+        f"The disk is full; what was done until then is safe in '{store.path}'. Make room and "
+        f"continue with --resume --out {store.path}."
+    )
+
+
+def _prepare(plan: _Plan, config: Config, options: MethodOptions) -> Experiment:
+    return prepare(config, options.build(), **plan.objects, options=options)
+
+
+def _plan_fork(
+    origin: Origin, method: MethodLike | None, settings: Mapping[str, Any], *, lenient: bool
+) -> _Plan:
+    """What was asked for over the settings of the run that is forked."""
+    if settings.get("preset") is not None:
+        raise FedloomError(
+            "A fork has all settings of the run that it starts from, so a preset would do nothing. "
+            "Give the settings themselves."
+        )
+    base = dict(origin.config)
+    before = str(base.pop("method"))
+    cls, named = _named(before if method is None else method)
+    if named["method"] != before:
+        base = {k: v for k, v in base.items() if k not in ("params", "preset")}
+    base = {key: value for key, value in base.items() if key not in cls.fixed}
+    given = {key: value for key, value in settings.items() if value is not None}
+    plan = _plan(
+        before if method is None else method,
+        {**merge(base, given), "fork": origin.name},
+        lenient=lenient,
+    )
+    origin.check_length(plan.config)
+    return plan
 
 
 def _plan(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> _Plan:
     given = {k: v for k, v in settings.items() if k not in ("data", "model") or v is not None}
     objects = {}
-    for key in ("data", "model"):
+    for key in ("data", "model", "partition", "fork"):
         value = given.get(key)
         if isinstance(value, Path):
-            given[key] = str(value)
+            given[key] = f"file:{value}" if key == "partition" else str(value)
         elif value is not None and not isinstance(value, str):
             objects[key], given[key] = value, "custom"
+    if "partition" in objects:
+        objects["partition"] = Partition.of_object(objects["partition"])
     cls, named = _named(method)
     given = merge(given, named)
     config, options = make_config(given, cls, lenient=lenient)
     keys = frozenset(given) | ({"params"} if set(given) & set(cls.model_fields) else set())
-    return _Plan(config, options, keys, objects.get("data"), objects.get("model"))
+    return _Plan(config, options, keys, objects)
+
+
+def _options_class(method: MethodOptions | type[MethodOptions]) -> type[MethodOptions]:
+    cls = method if isinstance(method, type) else type(method)
+    if not issubclass(cls, MethodOptions):
+        raise FedloomError(
+            f"{method!r} is not a method: give a name, with options as 'NAME:option=value', or a "
+            "MethodOptions class."
+        )
+    return cls
 
 
 def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
@@ -282,37 +467,7 @@ def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
         params = parse_settings(words.split(",")) if words else {}
         cls = method_class(name)
     else:
-        cls = method if isinstance(method, type) else type(method)
-        if not issubclass(cls, MethodOptions):
-            raise FedloomError(f"{method!r} is not a method: give a name or a MethodOptions class.")
+        cls = _options_class(method)
         name = cls.name
         params = {} if isinstance(method, type) else method.model_dump()
     return cls, {"method": name, "params": params} if params else {"method": name}
-
-
-def _reopen(store: RunStore, plan: _Plan) -> int:
-    """Check that a run may go on as asked, cut it to its last whole round, and count its rounds."""
-    before = store.config()
-    make_config(before, type(plan.options))  # it must still be a valid config
-    after = plan.config.model_dump()
-    for key in sorted(plan.given & set(after)):
-        if before.get(key) != after[key] and key != "rounds":
-            raise FedloomError(
-                f"'{store.path}' was started with {key}={before.get(key)}, not {after[key]}. "
-                f"Resume it without {key}, or start a new run."
-            )
-    done = int(store.checkpoint()[1]["round"]) if store.has_checkpoint() else 0
-    if "rounds" in plan.given and after["rounds"] != before["rounds"]:
-        if after["rounds"] < done:
-            raise FedloomError(
-                f"'{store.path}' has {done} rounds already and can't go back to "
-                f"{after['rounds']}. Start a new run."
-            )
-        if before["lr_schedule"].startswith("cosine"):
-            raise FedloomError(
-                "A cosine schedule depends on the number of rounds, so a run can't be changed "
-                f"from {before['rounds']} to {after['rounds']} rounds and still be the same run."
-            )
-        store.reconfigure(Config(**{**before, "rounds": after["rounds"]}).dump())
-    store.cut(done)
-    return done

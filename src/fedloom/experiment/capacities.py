@@ -76,7 +76,7 @@ class Capacities:
                 pairs = [(int(r["client"]), float(r["capacity"])) for r in csv.DictReader(file)]
         except FileNotFoundError:
             raise FedloomError(f"There is no file '{path}' with capacities.") from None
-        except (OSError, KeyError, ValueError, TypeError, UnicodeDecodeError) as e:
+        except (OSError, KeyError, ValueError, TypeError, csv.Error) as e:
             raise FedloomError(
                 f"'{path}' can't be read as capacities ({e}): give a header line "
                 "'client,capacity' and a line for each client, numbered from 0."

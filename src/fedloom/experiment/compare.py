@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from fedloom.experiment.pairing import differences, in_common
 from fedloom.experiment.result import Result
 
 if TYPE_CHECKING:
@@ -28,7 +29,11 @@ COLUMNS = {
 
 
 class Comparison:
-    """The runs of a comparison: method → one result per seed, in the same order of seeds."""
+    """The runs of a comparison: method → one result per seed, in the same order of seeds.
+
+    `same` names what is the same in all runs of a seed; `differences` says by method in what it
+    differs from the baseline, or from the settings that were `asked` for.
+    """
 
     FILES = ("table.csv", "comparison.png", "report.html")
 
@@ -37,15 +42,38 @@ class Comparison:
         results: dict[str, list[Result]],
         path: Path,
         diverged: Mapping[str, str] | None = None,
+        asked: Mapping[str, Any] | None = None,
+        notes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.results = results
         self.path = path
         self.diverged = dict(diverged or {})  # methods left out, and why
+        self._asked, self._notes = asked or {}, notes or {}
 
     @property
     def baseline(self) -> str:
         """The method that the others are paired with: FedAvg if it is there, else the first."""
         return "fedavg" if "fedavg" in self.results else next(iter(self.results))
+
+    @cached_property
+    def same(self) -> list[str]:
+        return in_common(self.results)
+
+    @cached_property
+    def differences(self) -> dict[str, list[str]]:
+        return differences(self.results, self.baseline, self._asked, self._notes)
+
+    def remarks(self) -> list[str]:
+        """What a reader of the table must know, as sentences."""
+        seeds = len(next(iter(self.results.values())))
+        over = f"Mean ± std over {seeds} seeds" if seeds > 1 else "One seed"
+        out = [f"{over}; methods are paired by seed."]
+        if len(self.results) > 1:
+            out.append(f"The same in all runs of a seed: {', '.join(self.same) or 'nothing'}.")
+        parts = {r.scored_on for results in self.results.values() for r in results}
+        if len(parts) == 1 and None not in parts:
+            out.append(f"Clients are scored on {parts.pop()}.")
+        return out
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -65,12 +93,12 @@ class Comparison:
             row: dict[str, object] = {"method": method}
             for name in COLUMNS:
                 if name in mine:
-                    row[name] = mine[name].mean()
+                    row[name] = mine[name].mean(skipna=False)
                     row[f"{name}_std"] = mine[name].std(ddof=0)
             for name in ("test_accuracy", "macro"):
                 if name in mine and name in base:
                     gain = mine[name] - base[name]
-                    row[f"{name}_gain"] = gain.mean()
+                    row[f"{name}_gain"] = gain.mean(skipna=False)
                     row[f"{name}_gain_std"] = gain.std(ddof=0)
                     row[f"{name}_wins"] = int((gain > 0).sum())
             rows.append(row)
@@ -92,7 +120,7 @@ class Comparison:
             for name in used:
                 factor = COLUMNS[name][2]
                 cells.append(_plus_minus(row[name] * factor, row[f"{name}_std"] * factor, seeds))
-            if gain and method == self.baseline:
+            if gain and (method == self.baseline or not np.isfinite(row[f"{gain}_gain"])):
                 cells.append("–")
             elif gain:
                 change = f"{100 * row[f'{gain}_gain']:+.2f}"
@@ -126,13 +154,15 @@ class Comparison:
         self.plot(picture)
         heads, rows = self.cells()
         first = next(iter(self.results.values()))[0]
-        page = comparison_page(heads, rows, first.config, picture)
+        page = comparison_page(
+            heads, rows, first.config, picture, " ".join(self.remarks()), self.differences
+        )
         report.write_text(page, encoding="utf-8")
         return report
 
 
 def _plus_minus(mean: float, std: float, seeds: int) -> str:
-    if np.isnan(mean):
+    if not np.isfinite(mean):  # a seed has no number: that is no mean over the seeds
         return "–"
     digits = 2 if abs(mean) < 1000 else 0
     text = f"{mean:.{digits}f}"

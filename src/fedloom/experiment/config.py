@@ -13,8 +13,9 @@ import yaml
 from pydantic import ValidationError
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.settings import Config
+from fedloom.experiment.settings import BadYaml, Config, parse_yaml
 from fedloom.methods.registry import MethodOptions, configure, without_nones
+from fedloom.options import quoted, wrong
 
 
 def make_config(
@@ -30,7 +31,9 @@ def make_config(
     given = merge(*(_grouped(layer, method) for layer in layers))
     params = given.pop("params")
     given = without_nones(Config, given)
-    if given.get("topology") and not any("participation" in layer for layer in layers[1:]):
+    if given.get("topology") is not None and not any(
+        "participation" in layer for layer in layers[1:]
+    ):
         given["participation"] = 1.0  # among nodes, those that do not take part meet nobody
     for key in given:
         if key not in Config.model_fields:
@@ -39,7 +42,7 @@ def make_config(
                 f"of a data set or model are written data_options.{key} or model_options.{key}."
             )
     for key, value in method.fixed.items():
-        if key in given and not lenient and _normal(key, given[key]) != value:
+        if key in given and not lenient and normal(key, given[key]) != value:
             raise FedloomError(
                 f"{method.name} fixes {key} to {value} by its definition, so {key}={given[key]} "
                 f"would do nothing. Leave {key} out."
@@ -55,14 +58,18 @@ def make_config(
             f"participation={config.participation:g} asks for more clients than there are "
             f"({config.clients}). Give a fraction up to 1, or a number up to {config.clients}."
         )
-    return config, options
+    scored = options.build().adapt.on(config.score_on).score_on
+    return config.model_copy(update={"score_on": scored}), options
 
 
 def _grouped(settings: Mapping[str, Any], method: type[MethodOptions]) -> dict[str, Any]:
     """The method's own options all under `params`, where some may be already."""
-    params = settings.get("params") or {}
+    params = settings.get("params")
+    params = {} if params is None else params
     if not isinstance(params, Mapping):
-        raise FedloomError(f"params={params!r} is not valid: give options of the method by name.")
+        raise FedloomError(
+            f"params={quoted(params)} is not valid: give options of the method by name."
+        )
     own = {
         key: value
         for key, value in settings.items()
@@ -75,14 +82,18 @@ def _grouped(settings: Mapping[str, Any], method: type[MethodOptions]) -> dict[s
 def _preset(method: type[MethodOptions], name: Any) -> Mapping[str, Any]:
     if name is None:
         return {}
-    if name not in method.presets:
-        if not method.presets:
-            raise FedloomError(f"{method.name} has no presets, so preset={name} would do nothing.")
-        raise unknown(f"preset of {method.name}", str(name), method.presets)
+    if not method.presets:
+        raise FedloomError(
+            f"{method.name} has no presets, so preset={quoted(name)} would do nothing."
+        )
+    if not isinstance(name, str) or name not in method.presets:
+        given = name if isinstance(name, str) and len(name) < 80 else quoted(name)
+        raise unknown(f"preset of {method.name}", given, method.presets)
     return method.presets[name]
 
 
-def _normal(key: str, value: Any) -> Any:
+def normal(key: str, value: Any) -> Any:
+    """A single setting, checked, in the form that a config holds."""
     try:
         return getattr(Config(**{key: value}), key)
     except ValidationError as e:
@@ -90,12 +101,9 @@ def _normal(key: str, value: Any) -> Any:
 
 
 def _sentence(error: ValidationError) -> FedloomError:
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"][:1])
+    name, value, why = wrong(error)
     about = Config.model_fields[name].description if name in Config.model_fields else ""
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    return FedloomError(f"{name}={first.get('input')!r} is not valid: {message} ({name}: {about}).")
+    return FedloomError(f"{name}={value} is not valid: {why} ({name}: {about}).")
 
 
 class _Strict(yaml.SafeLoader):
@@ -112,13 +120,13 @@ class _Strict(yaml.SafeLoader):
 def read_config(path: Path) -> dict[str, Any]:
     """Settings from a YAML file."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Strict)
+        content = parse_yaml(path.read_text(encoding="utf-8"), _Strict)
     except FileNotFoundError:
         raise FedloomError(f"There is no config file '{path}'.") from None
     except (OSError, UnicodeDecodeError) as e:
         raise FedloomError(f"The config file '{path}' can't be read: {e}.") from None
-    except yaml.YAMLError as e:
-        raise FedloomError(f"'{path}' is not valid YAML: {' '.join(str(e).split())}.") from None
+    except BadYaml as e:
+        raise FedloomError(f"'{path}' is not valid YAML: {e}.") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -138,9 +146,9 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
         if not sign or not key.strip():
             raise FedloomError(f"--set takes key=value, not '{pair}'.")
         try:
-            value = _number(yaml.safe_load(text))
-        except yaml.YAMLError:
-            raise FedloomError(f"The value in --set {pair} is not valid YAML.") from None
+            value = _number(parse_yaml(text))
+        except BadYaml:
+            raise FedloomError(f"The value in --set {quoted(pair)} is not valid YAML.") from None
         *path, last = key.strip().split(".")
         at = out
         for step in path:

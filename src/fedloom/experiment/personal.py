@@ -22,7 +22,7 @@ from fedloom.experiment.rescore import scored_with
 from fedloom.experiment.setup import placed
 from fedloom.experiment.state import State
 from fedloom.local import Optimiser
-from fedloom.models.norm import has_batch_norm, has_static_norm, settle
+from fedloom.models.norm import has_batch_norm, has_measured_norm, settle
 from fedloom.models.voting import Voting
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def personal_model(
         )
     state = State(layout, method.mix, tensors["shared"])
     state.restore(tensors)
-    module = build()
+    module, submodels = build(), bool(about.get("submodels", False))
     dataset = _dataset(images, labels, about)
     setting = Setting(
         build=build,
@@ -63,8 +63,10 @@ def personal_model(
         seed=config.seed,
         capacities=np.ones(1),
         extras=tuple(method.local.extras),
-        static=has_static_norm(module),
+        submodels=submodels,
+        static=has_measured_norm(module, submodels),
         static_samples=config.static_samples,
+        tokens=about.get("tokens", False),
     )
     engine = Serial(setting)
     budget = replace(
@@ -85,10 +87,12 @@ def personal_model(
     weights = tensors["kept/weights"].numpy() if state.personal else np.empty(0)
     candidates = method.newcomer.candidates(state.shared, state.kept, weights)
     tried = [adapted(row) for row in candidates]
-    source = Source(dataset.x, dataset.y, dataset.mean, dataset.std, setting.device)
+    scale = dataset.mean, dataset.std
+    source = Source(dataset.x, dataset.y, *scale, setting.device, tokens=setting.tokens)
 
     def ready(made: nn.Module, row: Tensor) -> nn.Module:
-        return settle(layout.load(made, row), source.batches(np.arange(len(dataset.y))))
+        images = source.batches(np.arange(len(dataset.y)))
+        return settle(layout.load(made, row), images, submodels)
 
     if method.newcomer.choice == "vote":
         return Voting([ready(build(), row) for row in tried]).eval()
@@ -103,7 +107,8 @@ def _dataset(images: npt.ArrayLike, labels: npt.ArrayLike, about: dict[str, Any]
     y = np.array(_numbers(labels, about["labels"]), dtype=np.int64)
     if len(y) != len(x):
         raise FedloomError(f"There are {len(x)} images and {len(y)} labels: give one for each.")
-    x = x.astype(np.uint8 if about["unit"] == 255 else np.float32)
+    kept = np.int32 if about.get("tokens") else np.float32
+    x = x.astype(np.uint8 if about["unit"] == 255 else kept)
     nobody = np.empty(0, np.int64)
     return Dataset("newcomer", x, y, empty_like(x), nobody, tuple(about["labels"]),
                    tuple(about["mean"]), tuple(about["std"]))  # fmt: skip
@@ -118,6 +123,8 @@ def raw_images(images: npt.ArrayLike, about: dict[str, Any]) -> np.ndarray:
         )
     if not np.isfinite(x).all():
         raise FedloomError("Some of the images contain NaN or infinity.")
+    if about.get("tokens") and x.dtype == np.float32:
+        raise FedloomError("This run's data are tokens, whole numbers, and these are not.")
     if about["unit"] == 255 and (x.min(initial=0) < 0 or x.max(initial=0) > 255 or (x % 1).any()):
         raise FedloomError(
             "This run's images are whole numbers from 0 to 255, and these are not. Give them as "

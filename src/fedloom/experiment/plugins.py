@@ -1,8 +1,15 @@
-"""The user's own methods and models, given as `FILE.py` or `FILE.py:NAME`."""
+"""The user's own methods and models, given as `FILE.py` or `FILE.py:NAME`.
+
+Such a file is a program. It runs only if the user has named it, now or before (`trust`): a run's
+config that somebody else made can't have its own code run. Files are known by their contents, so it
+does not matter where they are or what they are called.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +20,88 @@ from fedloom.errors import FedloomError, unknown
 from fedloom.methods.registry import MethodOptions, find
 from fedloom.models import Factory
 
+_trusted: set[str] = set()  # by this process, which may not be able to write the list
+
 
 def is_file(name: str) -> bool:
     return name.partition(":")[0].endswith(".py")
+
+
+def trust(name: str | Path) -> None:
+    """Let this file of methods or models run, from now on, also where only a config names it.
+
+    What is remembered is the file's contents: after a change it has to be named again.
+    """
+    if is_file(str(name)):
+        digest = _digest(_read(str(name)))
+        _trusted.add(digest)
+        _remember(digest, str(name))
+
+
+def source_of(name: str) -> str:
+    """The text of the file that defines a method or model."""
+    return _read(name).decode(errors="replace")
+
+
+def _remember(digest: str, name: str) -> None:
+    if digest in _remembered():
+        return
+    try:
+        file = _list()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as f:
+            f.write(f"{digest} {Path(name.partition(':')[0]).name}\n")
+    except OSError:
+        pass  # nowhere to write: later commands ask for the file's name again
+
+
+def _remembered() -> set[str]:
+    try:
+        lines = _list().read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    return {line.partition(" ")[0] for line in lines}
+
+
+def _list() -> Path:
+    """Where this user's fingerprints are: in $FEDLOOM_STATE, else in the platform's place."""
+    if chosen := os.environ.get("FEDLOOM_STATE"):
+        return Path(chosen).expanduser() / "trusted"
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "fedloom" / "trusted"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read(name: str) -> bytes:
+    file = Path(name.partition(":")[0])
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise FedloomError(f"There is no file '{file}'.") from None
+    except OSError as e:
+        raise FedloomError(f"'{file}' can't be read: {e.strerror}.") from None
+
+
+def check_trusted(name: str) -> bytes:
+    """The contents of a file that may run."""
+    content = _read(name)
+    digest = _digest(content)
+    if digest in _trusted or digest in _remembered():
+        return content
+    file = name.partition(":")[0]
+    raise FedloomError(
+        f"'{file}' is a program that you have not run before (or it has changed since), and only a "
+        "config names it. Read it; if you want it to run, name it yourself: add --trust "
+        f"{file} to the command, or call fedloom.trust('{file}') in Python."
+    )
 
 
 def method_class(name: str) -> type[MethodOptions]:
@@ -56,8 +142,7 @@ def _pick(name: str, fits: Callable[[Any], bool], what: str) -> Any:
 
 
 def _load(file: Path) -> ModuleType:
-    if not file.exists():
-        raise FedloomError(f"There is no file '{file}'.")
+    content = check_trusted(str(file))
     name = f"fedloom_user_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -65,7 +150,8 @@ def _load(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not through the loader: it would rather take compiled code that lies beside the file.
+        exec(compile(content, str(file), "exec"), vars(module))
     except FedloomError:
         raise
     except (Exception, SystemExit) as e:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
+from fedloom.data.partition import Partition
 from fedloom.errors import FedloomError, nearest
 from fedloom.experiment.config import make_config, merge
 from fedloom.experiment.plugins import is_file, method_class
-from fedloom.experiment.result import flat_scores
+from fedloom.experiment.result import SCORED_ON, flat_scores
 from fedloom.experiment.runner import Runner
-from fedloom.experiment.settings import Config
+from fedloom.experiment.settings import RESCORABLE, Config
 from fedloom.experiment.setup import prepare
 from fedloom.methods.registry import MethodOptions
 
@@ -22,38 +23,43 @@ if TYPE_CHECKING:
     from fedloom.experiment.result import Result
     from fedloom.models import Factory
 
-#: who is scored, on what and where; none of it was learned
-FREE = frozenset({
-    "eval_clients", "eval_common", "static_samples",
-    "device", "engine", "workers", "precision", "ray_address", "threads",
-})  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Scores:
     """`summary`: the scores by the names that `Result.summary` has; `clients`: a row for each;
-    `round`: the one that they are of."""
+    `round`: the one that they are of; `scored_on`: the part of the clients' test data."""
 
     round: int
     summary: dict[str, Any]
     clients: pd.DataFrame
+    scored_on: str
 
 
 def rescore(
-    result: Result, settings: Mapping[str, Any], data: Any = None, model: Factory | None = None
+    result: Result,
+    settings: Mapping[str, Any],
+    data: Any = None,
+    model: Factory | None = None,
+    partition: Any = None,
 ) -> Scores:
-    config, options = scored_with(result.config, settings, FREE)
-    experiment = prepare(config, options.build(), data=data, model=model)
+    config, options = scored_with(result.config, settings, RESCORABLE)
+    tensors, about = result.store.checkpoint()
+    dealt = None if partition is None else Partition.of_object(partition)
+    experiment = prepare(
+        config, options.build(), data=data, model=model, partition=dealt, options=options
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        t = experiment.restore(result.store)
+        experiment.restore(result.path, tensors, about, {*RESCORABLE, *options.at_test})
+        t = int(about["round"])
         record, clients = Runner(experiment, result.store).score(t)
     finally:
         torch.set_num_threads(threads)
         experiment.engine.close()
     plain = {name: value for name, value in record.items() if not isinstance(value, dict)}
-    return Scores(t, plain | flat_scores(record), pd.DataFrame() if clients is None else clients)
+    table = pd.DataFrame() if clients is None else clients
+    return Scores(t, plain | flat_scores(record), table, SCORED_ON[config.score_on])
 
 
 def scored_with(

@@ -17,7 +17,8 @@ from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.store import RunStore
 from fedloom.layout import Columns, Layout
 from fedloom.models import Factory, build
-from fedloom.models.norm import has_static_norm, settle
+from fedloom.models.inputs import looks_up
+from fedloom.models.norm import has_measured_norm, settle
 from fedloom.population import Population
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from fedloom.experiment.rescore import Scores
 
 _PREFIX = {"test": "test_", "clients": "", "newcomers": "new_"}
+SCORED_ON = {
+    "test": "all of their test data",
+    "query": "the query part of their test data",
+    "auto": "the part that the method declares",
+}
 
 
 class Result:
@@ -49,6 +55,17 @@ class Result:
     @cached_property
     def config(self) -> dict[str, Any]:
         return self.store.config()
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What the last checkpoint says of its model and data."""
+        return self.store.checkpoint()[1]
+
+    @property
+    def scored_on(self) -> str | None:
+        """The part of clients' test data that their scores are of, in words; None for a run from
+        before that was a setting."""
+        return SCORED_ON.get(self.config.get("score_on", ""))
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
@@ -126,7 +143,8 @@ class Result:
         """The trained model as a plain `nn.Module`: the shared one, or a client's own.
 
         It takes images as `normalise` makes them. A model of your own factory needs that factory
-        again. Static norms are measured on the run's training data, as when it was scored.
+        again. Norm statistics that were measured before scoring (`measured`) are measured again, on
+        the run's training data.
         """
         if client is not None and not (
             isinstance(client, int) and 0 <= client < self.config["clients"]
@@ -149,12 +167,13 @@ class Result:
                 )
             row = row if client is None else kept.compose([client], row)[0]
         layout.load(module, row)
-        if has_static_norm(module):
-            self._measure(module, client)
+        submodels = bool(about.get("submodels", False))
+        if has_measured_norm(module, submodels):
+            self._measure(module, client, submodels)
         return module.eval()
 
-    def _measure(self, module: nn.Module, client: int | None) -> None:
-        """Static norms, which no checkpoint holds, as they were when the run was scored."""
+    def _measure(self, module: nn.Module, client: int | None, every: bool) -> None:
+        """Norm statistics that no checkpoint holds, as they were when the run was scored."""
         import torch
 
         from fedloom.engine.batches import Source
@@ -167,14 +186,22 @@ class Result:
             federation = make_federation(config, load_dataset(config))
         except FedloomError as e:
             warnings.warn(
-                f"The statistics of this model's static norms can't be measured: {e} Measure them "
-                "on images of your own with fedloom.models.norm.settle(model, batches).",
+                f"The statistics of this model's norms can't be measured: {e} Measure them on "
+                "images of your own with fedloom.models.norm.settle(model, batches, every=True).",
                 stacklevel=3,
             )
             return
         data, clients = federation.dataset, federation.everybody if client is None else [client]
-        source = Source(data.x, data.y, data.mean, data.std, torch.device("cpu"))
-        settle(module, source.batches(federation.calibration(clients, config.static_samples)))
+        scale, cpu = (data.mean, data.std), torch.device("cpu")
+        source = Source(data.x, data.y, *scale, cpu, tokens=looks_up(module, data.shape))
+        images = source.batches(federation.calibration(clients, config.static_samples))
+        settle(module, images, every)
+
+    @property
+    def measured(self) -> bool:
+        """Whether norm statistics were measured on training data before scoring: those of static
+        norms, and those of all tracked norms where clients trained sub-models."""
+        return any(record.get("norms", {}).get("measured") for record in self.records)
 
     @property
     def public(self) -> str | None:
@@ -187,16 +214,23 @@ class Result:
         """The names of the classes, in the order of the model's outputs."""
         return tuple(self.store.checkpoint()[1]["labels"])
 
-    def score(self, *, data: Any = None, model: Factory | None = None, **settings: Any) -> Scores:
+    def score(
+        self,
+        *,
+        data: Any = None,
+        model: Factory | None = None,
+        partition: Any = None,
+        **settings: Any,
+    ) -> Scores:
         """The clients scored again, as the last checkpoint has them; nothing is trained or stored.
 
         `settings` are options of the method that matter only then, such as more fine-tuning
-        (`tune_epochs=5`), or who is scored and where (`eval_clients`, `device`, `workers`); `data`
-        and `model` those of the run, if they were Python objects.
+        (`tune_epochs=5`), or who is scored and where (`eval_clients`, `device`, `workers`); `data`,
+        `model` and `partition` those of the run, if they were Python objects.
         """
         from fedloom.experiment.rescore import rescore
 
-        return rescore(self, settings, data, model)
+        return rescore(self, settings, data, model, partition)
 
     def newcomer_model(
         self,
@@ -232,12 +266,16 @@ class Result:
         """Images in the data's own shape and units, as the model was fed them in training."""
         import torch
 
+        from fedloom.data.images import laid_out
         from fedloom.experiment.personal import raw_images
 
         _, about = self.store.checkpoint()
-        raw = torch.from_numpy(raw_images(images, about)).to(torch.float32)
-        mean, std = (torch.tensor(about[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
-        return (raw / about["unit"] - mean) / std
+        raw = torch.from_numpy(raw_images(images, about))
+        if about.get("tokens"):
+            return raw.to(torch.int64)
+        shape, keys = tuple(about["shape"]), ("mean", "std")
+        mean, std = (torch.from_numpy(laid_out(about[key], shape)).float() for key in keys)
+        return (raw.to(torch.float32) / about["unit"] - mean) / std
 
     @cached_property
     def similarities(self) -> dict[int, pd.DataFrame]:
@@ -294,7 +332,7 @@ _COST = {
 }  # fmt: skip
 
 
-_NESTED = {"profile", "mix", "devices"}
+_NESTED = {"profile", "mix", "devices", "norms"}
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:

@@ -184,6 +184,8 @@ class Runner:
     def score(self, t: int) -> tuple[dict[str, Any], pd.DataFrame | None]:
         """Score the common test set and every client's own: a record and the per-client table."""
         record: dict[str, Any] = {}
+        if self.experiment.engine.setting.static:
+            record["norms"] = {"measured": True}
         clients = self._scored_clients
         common = self._score_common(clients)
         if common is not None:
@@ -207,7 +209,7 @@ class Runner:
         return record, pd.concat(tables, ignore_index=True) if tables else None
 
     def _class_facts(self, clients: np.ndarray) -> dict[str, Any]:
-        """Who holds which classes, and whose columns are whose, for mixes that ask."""
+        """Who holds which classes, and the class that a column works for, for mixes that ask."""
         x = self.experiment
         if not x.method.mix.sees_classes:
             return {}
@@ -269,7 +271,7 @@ class Runner:
         if not len(x.federation.global_test()):
             return None
         if not x.state.personal:
-            # Static norms of a shared model are measured on data of everybody.
+            # Norms of a shared model are measured on data of everybody.
             everybody = x.federation.everybody
             scored = x.engine.score_global(x.state.rows(everybody[:1]), everybody)
             return _common(everybody[:1], scored)
@@ -285,23 +287,23 @@ class Runner:
         return pd.concat(tables, ignore_index=True)
 
     def _score_clients(self, t: int, clients: np.ndarray) -> pd.DataFrame:
-        """Everyone with a model of its own or the shared one; strangers by the newcomer rule."""
+        """Everyone with its own model or the shared one; the others by the newcomer rule."""
         state, newcomer = self.experiment.state, self.experiment.method.newcomer
         known = np.array([not state.personal or int(c) in state.kept for c in clients])
         tables = [self._score_rows(t, some, state.rows(some)) for some in _chunks(clients[known])]
-        strangers = clients[~known]
-        if len(strangers):
+        others = clients[~known]
+        if len(others):
             owners = state.kept.clients
             tried = newcomer.candidates(state.shared, state.kept, self._weights(owners))
             if newcomer.choice == "only":
                 tables += [
                     self._score_rows(t, some, tried.expand(len(some), -1))
-                    for some in _chunks(strangers)
+                    for some in _chunks(others)
                 ]
             elif newcomer.choice == "vote":
-                tables += [self._score_votes(some, tried) for some in _chunks(strangers)]
+                tables += [self._score_votes(some, tried) for some in _chunks(others)]
             else:
-                tables += [self._score_best(t, some, tried, owners) for some in _chunks(strangers)]
+                tables += [self._score_best(t, some, tried, owners) for some in _chunks(others)]
         return pd.concat(tables, ignore_index=True).sort_values("client", ignore_index=True)
 
     def _score_rows(self, t: int, clients: np.ndarray, rows: Tensor) -> pd.DataFrame:

@@ -8,12 +8,13 @@ used: the command line's help is made from this class.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedloom.errors import FedloomError, unknown
+from fedloom.options import Options
 
 if TYPE_CHECKING:
     from fedloom.local import Budget, Optimiser
@@ -21,11 +22,20 @@ if TYPE_CHECKING:
 
 LARGEST_RATE = 1e30  # nothing learns at such a rate; beyond it floats overflow
 
+_WHERE = {"device", "engine", "workers", "ray_address", "threads"}  # and how fast
+_SCORED = {"eval_clients", "eval_common"}
+#: settings that a run may go on with others of: its length, what is shown of it, and its speed
+RESUMABLE = frozenset({"rounds", "eval_every", "checkpoint_every", *_WHERE, *_SCORED})
+#: settings that a trained run may be scored with others of: nothing of it was learned
+RESCORABLE = frozenset({"score_on", "static_samples", "precision", *_WHERE, *_SCORED})
 
-class Config(BaseModel):
+_DEEPEST = 32  # levels of nesting in a config; Python's own limit is a crash
+
+
+class Config(Options):
     """A federated experiment."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
     method: str = Field("fedavg", description="method name, or FILE.py[:CLASS] of your own")
     params: dict[str, Any] = Field(
@@ -102,7 +112,17 @@ class Config(BaseModel):
     )
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
 
+    fork: str | None = Field(
+        None,
+        description="RUN or RUN@ROUND: start a new run from that run's last checkpoint (or that of "
+        "a round), with its settings and those given",
+    )
     seed: int = Field(0, ge=0, description="names every random stream of the run")
+    score_on: Literal["auto", "test", "query"] = Field(
+        "auto",
+        description="what clients are scored on: test, all of their test data; query, without the "
+        "support part; auto, query if the method (in a comparison: any of them) adapts to that",
+    )
     eval_every: int = Field(
         5, ge=1, description="score after every so many rounds, and after the last"
     )
@@ -113,7 +133,10 @@ class Config(BaseModel):
         1000, ge=0, description="most personal models to score on the common test set; 0: none"
     )
     static_samples: int = Field(
-        5000, ge=1, description="samples that measure static norm statistics"
+        5000,
+        ge=1,
+        description="training samples that measure norm statistics before scoring (of static "
+        "norms; of all tracked norms where clients train sub-models)",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     engine: str = Field("auto", description="auto, serial, stacked, processes or ray")
@@ -157,7 +180,7 @@ class Config(BaseModel):
     @field_validator("participation")
     @classmethod
     def _participation(cls, value: float) -> float:
-        if value > 1 and value != int(value):
+        if value > 1 and not value.is_integer():
             raise ValueError("a number of clients must be whole; a fraction is at most 1")
         return value
 
@@ -254,3 +277,32 @@ class Config(BaseModel):
 
     def dump(self) -> str:
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+class BadYaml(ValueError):
+    """Text that is not YAML, or not such as a config may hold; the text says why."""
+
+
+def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+    """The value of a YAML text. Its constructors let pass what int() and dates raise (`!!int x`,
+    2001-99-99, 5,000 digits)."""
+    try:
+        value = yaml.load(text, loader)
+    except RecursionError:
+        raise BadYaml("it is nested too deeply") from None
+    except Exception as e:
+        raise BadYaml(" ".join(str(e).split()) or type(e).__name__) from None
+    if isinstance(value, dict | list):
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        lists = [v.values() if isinstance(v, dict) else v for v in level]
+        inside = [item for items in lists for item in items if isinstance(item, dict | list)]
+        level = list({id(item): item for item in inside}.values())  # aliases repeat the same ones
+        if not level:
+            return
+    raise BadYaml("it is nested too deeply")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,28 +16,32 @@ from torch import Tensor, nn
 
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset
+from fedloom.data.images import chunks, unit_of
+from fedloom.data.partition import Partition
 from fedloom.data.public import PublicSet, public_set
-from fedloom.data.split import Federation, federate
+from fedloom.data.split import Federation, check_options, federate
 from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.capacities import Capacities
+from fedloom.experiment.identity import check_contents, check_settings, fingerprints, settings_of
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.settings import Config
 from fedloom.experiment.state import State
-from fedloom.experiment.store import RunStore
 from fedloom.layout import Layout
 from fedloom.local import Budget
 from fedloom.method import Method
+from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory, build, choose
 from fedloom.models.exits import Exits
-from fedloom.models.norm import has_batch_norm, has_static_norm
+from fedloom.models.inputs import looks_up
+from fedloom.models.norm import has_batch_norm, has_measured_norm
 from fedloom.select import Channels, Whole
+from fedloom.select.verify import verify
 from fedloom.streams import streams_of
 from fedloom.topology import Faults, Peers, network
 
 DEVICES = ("cpu", "cuda", "mps")
-_LOOKED_AT = 64  # images that tell one data set from another
 
 
 @dataclass
@@ -57,18 +62,39 @@ class Experiment:
     about: dict[str, Any]  # what is needed to build the model again
     class_of: Tensor | None = None  # per column, the class it works for alone, for mixes that ask
 
-    def restore(self, store: RunStore) -> int:
-        """Take the state of a run's last checkpoint; the round that it is from."""
-        tensors, about = store.checkpoint()
-        known = {"fingerprint": "data", "images": "data", "network": "contacts"}
-        for key, what in known.items():
-            if about.get(key, self.about[key]) != self.about[key]:
-                raise FedloomError(
-                    f"'{store.path}' was made with other {what} than this. Give it the same "
-                    f"{what}, or start a new run."
-                )
+    def restore(
+        self,
+        path: Path,
+        tensors: Mapping[str, Tensor],
+        about: Mapping[str, Any],
+        free: Collection[str] = (),
+    ) -> None:
+        """Take the state of the checkpoint of the run in `path`, if this is the same experiment.
+
+        `free` are settings and options of the method that may differ, beside those that always may.
+        """
+        check_settings(path, about, self.config, free)
+        check_contents(path, about, self.about, self.config)
         self.state.restore(tensors)
-        return int(about["round"])
+        if "forked_from" in about:
+            self.about["forked_from"] = about["forked_from"]
+
+    def adopt(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Take the state of another run's checkpoint, as far as it means the same here."""
+        if about.get("layout", self.about["layout"]) != self.about["layout"]:
+            raise FedloomError(
+                f"'{path}' holds another model than this config builds: its layers differ. A fork "
+                "goes on with the same model; leave out what changes it."
+            )
+        try:
+            self.state.adopt(tensors, about["kept"], about.get("dealt") == self.about["dealt"])
+        except FedloomError as e:
+            raise FedloomError(f"'{path}' can't be forked like this: {e}") from None
+        self.about["forked_from"] = {
+            "path": str(path),
+            "round": about["round"],
+            "fingerprint": about.get("tensors", about.get("crc32")),
+        }
 
 
 def pick_device(name: str) -> torch.device:
@@ -108,10 +134,16 @@ def load_dataset(config: Config, data: Any = None) -> Dataset:
     return load(config.data if data is None else data, options=options)
 
 
-def make_federation(config: Config, dataset: Dataset) -> Federation:
+def make_federation(
+    config: Config, dataset: Dataset, partition: Partition | None = None
+) -> Federation:
+    """Who holds what: by the config's recipe, or by the user's own object in its place."""
+    _check_given(config, partition=partition)
+    spec = config.partition if partition is None else partition
+    check_options(spec, config.data_options)
     return federate(
         dataset,
-        config.partition,
+        spec,
         config.clients,
         config.seed,
         pool=config.pool,
@@ -145,17 +177,31 @@ def placed(config: Config, method: Method) -> Method:
     return method
 
 
-def prepare(
-    config: Config, method: Method, *, data: Any = None, model: Factory | None = None
-) -> Experiment:
-    """Build and check everything before any long work begins."""
-    for key, given in (("data", data), ("model", model)):
+def _check_given(config: Config, **objects: object) -> None:
+    for key, given in objects.items():
         if getattr(config, key) == "custom" and given is None:
             raise FedloomError(
                 f"This run's {key} was given as a Python object, which a config can't hold: pass "
                 f"{key}=... again, in Python."
             )
+
+
+def prepare(
+    config: Config,
+    method: Method,
+    *,
+    data: Any = None,
+    model: Factory | None = None,
+    partition: Partition | None = None,
+    options: MethodOptions | None = None,
+) -> Experiment:
+    """Build and check everything before any long work begins.
+
+    `options` are what the method was built from, where it matters that it stays the same.
+    """
+    _check_given(config, data=data, model=model, partition=partition)
     method = placed(config, method)
+    method = replace(method, adapt=method.adapt.on(config.score_on))
     _check_capacities(config, method)
     _check_public(config, method)
     device = pick_device(config.device)
@@ -165,7 +211,7 @@ def prepare(
             stacklevel=2,
         )
     dataset = load_dataset(config, data)
-    federation = make_federation(config, dataset)
+    federation = make_federation(config, dataset, partition)
     dataset = federation.dataset
     public = public_set(config.public, federation)
     if public is not None and public.y is None and method.select.sees_public == "labelled":
@@ -185,7 +231,7 @@ def prepare(
     augment = _augment(config, dataset)
     factory = model or model_factory(config.model)
     shape, classes = dataset.shape, dataset.n_classes
-    model_options = {**config.model_options, **method.select.model_options}
+    model_options = _model_options(config, method)
     make = partial(build, factory, shape, classes, config.seed, model_options)
     fitted = method.select.fitted(make(), float(capacities[: config.clients].max()))
     if fitted:
@@ -194,11 +240,23 @@ def prepare(
     module = make()
     layout = Layout.of(module, method.local.extras)
     shared = layout.flatten(module, method.local.extras)
-    _try(module, shape, classes)
+    tokens = looks_up(module, shape)
+    exits = "exits" in method.select.model_options
+    _try(module, _samples(dataset, tokens), classes, exits)
+    if tokens:
+        public = public_set(config.public, federation, tokens)
+    if tokens and augment:
+        raise FedloomError(
+            f"augment={config.augment} is for images, and this model looks its input up as tokens. "
+            "Leave it out."
+        )
     for capacity in np.unique(capacities[capacities < 1]):
         method.select.check(module, shape, float(capacity))
-    cuts = method.select.cuts and not (capacities == 1).all()
-    channels = Channels.of(module, shape) if cuts else None
+    submodels = bool((capacities < 1).any()) or method.local.narrows
+    channels = None
+    if method.select.cuts and submodels:
+        channels = Channels.of(module, shape)
+        verify(channels, shape)
     sees = method.mix.sees_classes
     class_of = layout.outputs(_classifiers(module, shape, channels)) if sees else None
     setting = Setting(
@@ -212,10 +270,12 @@ def prepare(
         capacities=capacities,
         extras=tuple(method.local.extras),
         pools=method.topology.pools,
-        static=has_static_norm(module),
+        submodels=submodels,
+        static=has_measured_norm(module, submodels),
         static_samples=config.static_samples,
         channels=channels,
         public=public if method.select.sees_public else None,
+        tokens=tokens,
         precision=config.precision,
         threads=config.threads,
     )
@@ -245,12 +305,16 @@ def prepare(
         "extras": dict(method.local.extras),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
-        "unit": 255 if dataset.x.dtype == np.uint8 else 1,
-        "fingerprint": _fingerprint(dataset),
-        "images": _images(dataset),
+        "unit": int(unit_of(dataset.x.dtype)),
+        "tokens": tokens,
+        "settings": settings_of(config),
+        **fingerprints(
+            config, method, options, factory, dataset, federation, capacities, public, layout
+        ),
         "network": _first_contacts(config, method, layout),
         "kept": state.kept.columns.ranges,
         "public": None if public is None else public.note,
+        "submodels": submodels,
     }
     return Experiment(
         config=config,
@@ -275,7 +339,7 @@ def _classifiers(
     """The layers that make logits, a row of weights for each class."""
     if isinstance(module, Exits):
         return module.classifiers
-    last = (channels or Channels.of(module, shape)).classifier
+    last = (channels or Channels.of(module, shape, training=False)).classifier
     if last is None:
         raise FedloomError(
             f"{type(module).__name__} has no single layer that makes the logits, so rows can't be "
@@ -304,24 +368,6 @@ def _first_contacts(config: Config, method: Method, layout: Layout) -> str:
     first = 1 + where.self_training
     where.contacts(first, config.clients, config.participants, streams_of(config.seed, first))
     return where.network.fingerprint
-
-
-def _fingerprint(dataset: Dataset) -> str:
-    """What tells one data set from another: its labels, shape and the scale of its pixels."""
-    words = repr((dataset.shape, str(dataset.x.dtype), dataset.mean, dataset.std, dataset.classes))
-    total = zlib.crc32(words.encode())
-    for labels in (dataset.y, dataset.y_test):
-        total = zlib.crc32(np.ascontiguousarray(labels).data, total)
-    return f"{total:08x}"
-
-
-def _images(dataset: Dataset) -> str:
-    """A checksum of a few images, for data that differ in nothing else."""
-    total = 0
-    for x in (dataset.x, dataset.x_test):
-        some = np.linspace(0, len(x) - 1, min(len(x), _LOOKED_AT), dtype=np.int64)
-        total = zlib.crc32(np.ascontiguousarray(x[some]).data, total)
-    return f"{total:08x}"
 
 
 def _augment(config: Config, dataset: Dataset) -> Augment:
@@ -354,25 +400,70 @@ def _check_public(config: Config, method: Method) -> None:
     )
 
 
+def _model_options(config: Config, method: Method) -> dict[str, Any]:
+    """What the model is built with: the run's options, and those that the selector needs."""
+    needed = method.select.model_options
+    for key in config.model_options.keys() & needed.keys():
+        if config.model_options[key] != needed[key]:
+            raise FedloomError(
+                f"model_options.{key}={config.model_options[key]} would do nothing: "
+                f"{config.method} sets it itself. Leave it out."
+            )
+    return {**config.model_options, **needed}
+
+
 def _capacities(config: Config) -> np.ndarray:
     """Newcomers have trained nothing; they count as able to hold the whole model."""
     clients = Capacities.parse(config.capacities).assign(config.clients, config.seed)
     return np.concatenate([clients, np.ones(config.newcomers)])
 
 
-def _try(module: nn.Module, shape: tuple[int, int, int], classes: int) -> None:
-    """One pass through the model: whether it and the data fit at all."""
-    try:
-        with torch.no_grad():
-            logits = module.eval()(torch.zeros((2, *shape)))
-    except (RuntimeError, ValueError, TypeError) as e:
-        reason = str(e).splitlines()[0]
+def _samples(dataset: Dataset, tokens: bool) -> Tensor:
+    """Two samples to try a model with: zeros, or those with the least and the largest token."""
+    if not tokens:
+        return torch.zeros((2, *dataset.shape))
+    if dataset.x.dtype == np.float32:
         raise FedloomError(
-            f"The model can't take images of shape {shape}: {reason}. Choose another --model."
-        ) from e
-    if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
-        got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise FedloomError(
-            f"The model must return one logit per class, (batch, {classes}); for a batch of 2 it "
-            f"returned {got}."
+            f"The model looks its input up as tokens (nn.Embedding), and the data "
+            f"'{dataset.name}' are not whole numbers. Give arrays of integers, x.astype(int), or "
+            "choose another --model."
         )
+    low = high = np.zeros(dataset.shape, np.int64)
+    for x in (dataset.x, dataset.x_test):
+        for _, rows in chunks(x):
+            least, most = rows[rows.min((1, 2, 3)).argmin()], rows[rows.max((1, 2, 3)).argmax()]
+            low = least if least.min() < low.min() else low
+            high = most if most.max() > high.max() else high
+    return torch.from_numpy(np.stack([low, high]).astype(np.int64))
+
+
+def _try(module: nn.Module, x: Tensor, classes: int, exits: bool) -> None:
+    """A pass through the model in either mode: whether it and the data fit at all."""
+    module = copy.deepcopy(module)  # training passes move the statistics of norms
+    for training, when in ((False, ""), (True, " in training")):
+        try:
+            with torch.no_grad():
+                logits = module.train(training)(x)
+        except IndexError as e:  # of an embedding that is too small
+            raise FedloomError(
+                f"The model can't look up the tokens {int(x.min())} to {int(x.max())} of these "
+                f"data: {e}. Give its embedding a row for each, or number the tokens from 0."
+            ) from e
+        except (RuntimeError, ValueError, TypeError) as e:
+            reason = str(e).splitlines()[0]
+            raise FedloomError(
+                f"The model can't take images of shape {tuple(x.shape[1:])}{when}: {reason}. Choose "
+                "another --model."
+            ) from e
+        got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        if isinstance(module, Exits) and training:
+            if not exits:
+                raise FedloomError(
+                    "The model has a classifier behind each block (exits), all of which answer in "
+                    "training; this method trains one. Leave exits out, or choose depthfl."
+                )
+        elif got != (2, classes):
+            raise FedloomError(
+                f"The model must return one logit per class, (batch, {classes}), in evaluation and "
+                f"in training; for a batch of 2 it returned {got}{when}."
+            )

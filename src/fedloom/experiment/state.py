@@ -104,9 +104,35 @@ class State:
                 f"config builds one of {self.shared.numel():,}."
             )
         self.shared = tensors["shared"].clone()
-        if self.personal:
+        if self.personal and "kept/clients" in tensors:
             self.kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
         for path, value in tensors.items():
             if path.startswith("memory/"):
                 _, name, key, field = path.split("/", 3)
                 self.memory[name].setdefault(int(key), {})[field] = value.clone()
+
+    def adopt(
+        self, tensors: Mapping[str, Tensor], kept: Sequence[Sequence[int]], same_clients: bool
+    ) -> None:
+        """Take the state of a run with other settings, unless some of it would be lost.
+
+        What only this method keeps or remembers starts empty: its clients have the shared model.
+        """
+        keeps = len(tensors.get("kept/clients", ())) > 0
+        names = {path.split("/")[1] for path in tensors if path.startswith("memory/")}
+        if keeps and [list(r) for r in kept] != [list(r) for r in self.kept.columns.ranges]:
+            raise FedloomError(
+                "its clients keep parts of the model to themselves, and this method would not keep "
+                "the same ones. Fork it with a method that does."
+            )
+        if names - set(self.memory):
+            raise FedloomError(
+                f"its method remembers '{sorted(names - set(self.memory))[0]}' between rounds, and "
+                "this one does not. Fork it with a method that does."
+            )
+        if (keeps or names) and not same_clients:
+            raise FedloomError(
+                "it holds what its clients keep or what is remembered of them, and clients would "
+                "have other data here. Leave data, clients, partition and seed as they were."
+            )
+        self.restore(tensors)

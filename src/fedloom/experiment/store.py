@@ -1,8 +1,10 @@
 """A run on disk: config, one JSON line per round, a per-client table, checkpoints.
 
 Everything is written so that a kill at any moment loses at most the current round: lines are
-appended and flushed, tables and checkpoints appear under their name only when they are whole. What
-stands behind the last whole checkpoint is cut off before a run goes on.
+appended, tables and checkpoints appear under their name only when they are whole, and what stands
+behind the newest whole checkpoint is cut off before a run goes on. So that a power cut loses hardly
+more, a checkpoint and all that was written before it are synced to the disk, at most once a second:
+shorter rounds would take several times as long. Everything has a checksum.
 """
 
 from __future__ import annotations
@@ -12,11 +14,9 @@ import errno
 import json
 import math
 import os
-import re
-import shutil
+import time
+import warnings
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +24,43 @@ import pandas as pd
 import safetensors
 import safetensors.torch
 import torch
-import yaml
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.files import atomic_file, locked
+from fedloom.experiment.checksums import (
+    Damaged,
+    open_json,
+    open_table,
+    open_yaml,
+    seal_json,
+    seal_table,
+)
+from fedloom.experiment.folder import CHECKPOINT, RunFolder
+from fedloom.experiment.settings import BadYaml, parse_yaml
+from fedloom.files import atomic_file, sync
 
-_CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
+_KEPT = 2  # checkpoints: if the newest is damaged, there is one before it
+_SYNC_EVERY = 1.0  # seconds
 _META = "fedloom"
-_SUM = "crc32"
+_SUM, _OLD_SUM = "tensors", "crc32"  # of names, shapes and values; of values only
 _WRITTEN = {"round", "participants", "seconds"}  # in every record
-_LOCK = ".lock"
+_NUMBERS = ("seed", "rounds", "clients", "checkpoint_every")  # in every config, the last at its end
+_KEY = ["round", "population", "client"]  # of a row in the per-client table
 
 
-class RunStore:
-    """The directory of one run."""
+class RunStore(RunFolder):
+    """The directory of one run and what is in its files."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config_file = path / "config.yaml"
-        self.rounds_file = path / "rounds.jsonl"
-        self.clients_file = path / "clients.parquet"
-        self._parts = path / "clients"
-        self._checkpoints = path / "checkpoints"
-
-    @property
-    def exists(self) -> bool:
-        return self.config_file.exists()
+        super().__init__(path)
+        self._unsynced: set[Path] = set()
+        self._synced, self._synced_at = 0, time.monotonic()  # the round of a checkpoint, and when
 
     @staticmethod
     def open(path: Path) -> RunStore:
         """A run that is there, or an error that says what is wrong."""
         store = RunStore(Path(path))
+        store.check_whole()
         if not store.exists:
             what = (
                 "is not a run: it has no config.yaml" if store.path.exists() else "does not exist"
@@ -70,126 +75,130 @@ class RunStore:
             raise FedloomError(f"'{path}' {what}. {hint}")
         return store
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Be the only process that writes here."""
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.path / _LOCK, wait=False))
-            except BlockingIOError:
-                raise FedloomError(
-                    f"Another process is writing to '{self.path}'. Wait for it, or choose another "
-                    "--out."
-                ) from None
-            yield
-
-    def check_free(self, *, overwrite: bool = False) -> None:
-        """Refuse a directory that holds something which a new run would spoil."""
-        if self.exists and not overwrite:
-            raise FedloomError(
-                f"'{self.path}' holds a run already. Continue it with --resume, choose another "
-                "--out, or replace it with --overwrite."
-            )
-        if self.path.exists() and not self.path.is_dir():
-            raise FedloomError(f"'{self.path}' is a file; --out names a directory.")
-        foreign = self.path.exists() and not self.exists
-        if foreign and any(f.name != _LOCK for f in self.path.iterdir()):
-            raise FedloomError(
-                f"'{self.path}' is a directory with other files in it. Choose another --out."
-            )
-
-    def create(self, config: str, *, overwrite: bool = False) -> None:
-        """Start a new run here."""
-        self.check_free(overwrite=overwrite)
-        if self.exists:
-            self.config_file.unlink()
-            for old in (self._parts, self._checkpoints):
-                shutil.rmtree(old, ignore_errors=True)
-            for old in (self.rounds_file, self.clients_file):
-                old.unlink(missing_ok=True)
-        self._checkpoints.mkdir(parents=True, exist_ok=True)
-        self._parts.mkdir(exist_ok=True)
-        self._replace(self.config_file, config.encode())
-
-    def drop_if_empty(self) -> None:
-        """Leave nothing behind of a run that came to no whole round."""
-        if self.rounds_file.exists() and self.rounds_file.stat().st_size:
-            return
-        for part in (self._parts, self._checkpoints):
-            shutil.rmtree(part, ignore_errors=True)
-        for file in (self.rounds_file, self.config_file, self.path / _LOCK):
-            file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # other files are in it
-            self.path.rmdir()
-
-    def reconfigure(self, config: str) -> None:
-        self._replace(self.config_file, config.encode())
-
     # -- writing -------------------------------------------------------------------------------
 
     def add_round(self, record: dict[str, Any]) -> None:
-        with self.rounds_file.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+        with self.rounds_file.open("ab") as f:
+            f.write(seal_json(_finite(record), allow_nan=False).encode() + b"\n")
+        self._unsynced |= {self.rounds_file, self.path}
 
     def add_clients(self, round: int, table: pd.DataFrame) -> None:
-        with atomic_file(self._parts / f"round-{round:06d}.parquet") as part:
-            table.to_parquet(part, index=False)
+        file = self._parts / f"round-{round:06d}.parquet"
+        _replace(file, seal_table(table))
+        self._unsynced |= {file, self._parts}
 
     def add_checkpoint(self, round: int, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """Keep the state after `round`; the one before it is dropped once this one is whole."""
+        """Keep the state after `round`; a run that this one replaces is dropped.
+
+        The last two are kept, and the last one that was synced.
+        """
+        due = self._replaced.exists() or time.monotonic() >= self._synced_at + _SYNC_EVERY
+        if due:
+            self.sync()
         known = {"round": round, _SUM: _sum(tensors), **about}
-        meta = {_META: json.dumps(known, sort_keys=True)}  # one key: several have no fixed order
-        with atomic_file(self._checkpoints / f"round-{round:06d}.safetensors") as part:
+        meta = {_META: seal_json(known, sort_keys=True)}  # one key: several have no fixed order
+        target = self._checkpoints / f"round-{round:06d}.safetensors"
+        with atomic_file(target, synced=due) as part:
             try:
                 safetensors.torch.save_file(tensors, part, metadata=meta)
             except safetensors.SafetensorError as e:
                 full = "os error 28" in str(e)
                 raise OSError(errno.ENOSPC if full else errno.EIO, str(e)) from None
             os.chmod(part, 0o666 & ~_umask())  # as all other files; safetensors makes it private
-        for number, old in self._saved():
-            if number < round:
+        if due:
+            self._synced, self._synced_at = round, time.monotonic()
+        else:
+            self._unsynced |= {target, self._checkpoints}
+        self.drop_replaced()
+        for number, old in self._saved()[:-_KEPT]:
+            if number != self._synced:
                 old.unlink()
+
+    def sync(self) -> None:
+        """Return once all that was written is on the disk itself."""
+        there = sorted(path for path in self._unsynced if path.exists())
+        for path in reversed(there):  # files before the folders that they are in
+            sync(path)
+        self._unsynced.clear()
 
     def finish(self) -> None:
         """Gather the per-client tables into one file."""
         parts = sorted(self._parts.glob("*.parquet"))
         if parts:
-            with atomic_file(self.clients_file) as whole:
-                self.clients().to_parquet(whole, index=False)
+            _replace(self.clients_file, seal_table(self.clients()), synced=True)
             for part in parts:
                 part.unlink()
+        self.sync()
+
+    def inherit(self, other: RunStore, round: int) -> None:
+        """Start with the records and tables of another run until `round`."""
+        lines = [seal_json(r) + "\n" for r in other.rounds() if r["round"] <= round]
+        _replace(self.rounds_file, "".join(lines).encode())
+        self._unsynced |= {self.rounds_file, self.path}
+        table = other.clients()
+        if len(table) and (table["round"] <= round).any():
+            self.add_clients(round, table[table["round"] <= round])
+
+    def cut(self, round: int) -> None:
+        """Forget everything after `round`, so that a resumed run writes it anew."""
+        lines = self._lines()
+        kept = [self._record(line, number) for number, line in enumerate(lines[:round], 1)]
+        if len(kept) < round:
+            raise self._gap(round)
+        self.sweep()
+        for folder in (self._checkpoints, self._parts):
+            folder.mkdir(exist_ok=True)
+        sealed = "".join(seal_json(record) + "\n" for record in kept).encode()
+        if lines and b"".join(lines) != sealed:
+            _replace(self.rounds_file, sealed, synced=True)
+        for number, file in self._saved():
+            if number > round:
+                file.unlink()
+        for part in self._parts.glob("round-*.parquet"):
+            if int(part.stem.split("-")[1]) > round:
+                part.unlink()
+        if self.clients_file.exists():
+            table = _table(self.clients_file)
+            if (table["round"] > round).any():
+                kept_rows = table[table["round"] <= round]
+                _replace(self.clients_file, seal_table(kept_rows), synced=True)
 
     # -- reading -------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
         """The settings that the run was resolved to."""
         try:
-            content = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
+            text = self.config_file.read_bytes().decode()
+            content = parse_yaml(text)
+        except (BadYaml, UnicodeDecodeError):
             content = None
-        if not isinstance(content, dict) or not isinstance(content.get("method"), str):
+        fits = (
+            isinstance(content, dict)
+            and isinstance(content.get("method"), str)
+            and all(isinstance(content.get(key), int) for key in _NUMBERS)
+        )
+        if not fits:
             raise FedloomError(f"'{self.config_file}' is damaged: it is not a run's config.")
-        return content
+        try:
+            open_yaml(text)
+        except Damaged:
+            raise FedloomError(
+                f"'{self.config_file}' is not as fedloom wrote it: it was edited, or is damaged. "
+                f"{self._edited(content)}Put it back as it was. What concerns only speed or length "
+                f"can be changed with --resume, such as --resume --out {self.path} --rounds 100; "
+                f"for other settings start a new run from here: --fork {self.path} --out NEW."
+            ) from None
+        return dict(content)
 
     def rounds(self) -> list[dict[str, Any]]:
         """The records of all whole rounds; a torn last line is passed over."""
-        if not self.rounds_file.exists():
-            return []
-        out = []
-        lines = self.rounds_file.read_bytes().splitlines(keepends=True)
+        lines, safe, out = self._lines(), self._safe_round(), []
         for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-            except ValueError:  # of JSON or of UTF-8
-                record = None
-            if not isinstance(record, dict) or not record.keys() >= _WRITTEN:
-                if number == len(lines) and not line.endswith(b"\n"):
-                    break
-                raise FedloomError(
-                    f"'{self.rounds_file}' is damaged: line {number} is not the record of a round. "
-                    "Nothing was changed. Mend the line, or start a new run."
-                )
-            out.append(record)
+            if number == len(lines) > safe and not line.endswith(b"\n"):
+                break
+            out.append(self._record(line, number))
+        if len(out) < safe:
+            raise self._gap(safe)
         return out
 
     def clients(self) -> pd.DataFrame:
@@ -200,67 +209,125 @@ class RunStore:
             return pd.DataFrame()
         return (
             pd.concat([_table(f) for f in files], ignore_index=True)
-            .drop_duplicates(["round", "population", "client"], keep="last")
+            .drop_duplicates(_KEY, keep="last")
             .reset_index(drop=True)
         )
 
-    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The newest whole state and what is known about it."""
+    @property
+    def gathered(self) -> bool:
+        """Whether `finish` has nothing left to do."""
+        return not any(self._parts.glob("*.parquet"))
+
+    def checkpoint(self, round: int | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The newest state, or that of `round`, and what is known about it."""
         saved = self._saved()
-        for _, file in reversed(saved):
+        if not saved:
+            raise FedloomError(f"'{self.path}' has no whole checkpoint yet, so there is no model.")
+        number = saved[-1][0] if round is None else round
+        if number not in dict(saved):
+            rounds = ", ".join(str(number) for number, _ in saved)
+            raise FedloomError(
+                f"'{self.path}' has no checkpoint of round {round}; it has those of: {rounds}."
+            )
+        file = dict(saved)[number]
+        try:
+            return _state(file)
+        except Damaged:
+            before = [n for n, _ in saved if n < number]
+            rest = (
+                f"--resume goes on from the checkpoint before it, of round {before[-1]}"
+                if before
+                else "delete it, and --resume trains all rounds anew"
+            )
+            raise FedloomError(
+                f"The checkpoint '{file}' is damaged. Put a good copy in its place; or {rest}."
+            ) from None
+
+    def last_whole(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The newest state that is whole, with all that was written until then.
+
+        There may be newer ones that are not, after a power cut: that is a warning.
+        """
+        first: FedloomError | None = None
+        for number, _ in reversed(self._saved()):
             try:
-                with safetensors.safe_open(file, framework="pt") as f:
-                    tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
-                    about = json.loads(f.metadata()[_META])
-                    if about.pop(_SUM) == _sum(tensors):
-                        return tensors, about
-            except (safetensors.SafetensorError, OSError, KeyError, TypeError):
+                found = self.checkpoint(number)
+                self._check(number)
+            except FedloomError as e:
+                first = first or e
                 continue
-        if saved:
-            raise FedloomError(
-                f"The checkpoint '{saved[-1][1]}' is damaged. Put a good copy in its place; or "
-                "delete it, and --resume trains all rounds anew."
-            )
-        raise FedloomError(f"'{self.path}' has no whole checkpoint yet, so there is no model.")
+            if first is not None:
+                warnings.warn(f"Going on from round {number}. {first}", stacklevel=2)
+            return found
+        raise first or FedloomError(f"'{self.path}' has no whole checkpoint yet.")
 
-    def has_checkpoint(self) -> bool:
-        return bool(self._saved())
-
-    def cut(self, round: int) -> None:
-        """Forget everything after `round`, so that a resumed run writes it anew."""
-        known = [r["round"] for r in self.rounds() if r["round"] <= round]
-        if known != list(range(1, round + 1)):
-            raise FedloomError(
-                f"'{self.rounds_file}' is damaged: there is a checkpoint of round {round}, but not "
-                "a record of every round until then. Nothing was changed. Put a good copy in its "
-                "place; or delete the checkpoint too, and --resume trains all rounds anew."
-            )
-        for torn in self.path.rglob(".*.tmp"):
-            torn.unlink()
-        for folder in (self._checkpoints, self._parts):
-            folder.mkdir(exist_ok=True)
-        lines = "".join(json.dumps(r) + "\n" for r in self.rounds() if r["round"] <= round)
-        if self.rounds_file.exists() and self.rounds_file.read_text(encoding="utf-8") != lines:
-            self._replace(self.rounds_file, lines.encode())
+    def _check(self, round: int) -> None:
+        """Refuse if a record or a table until `round` is damaged."""
+        lines = self._lines()[:round]
+        for number, line in enumerate(lines, 1):
+            self._record(line, number)
+        if len(lines) < round:
+            raise self._gap(round)
         for part in self._parts.glob("round-*.parquet"):
-            if int(part.stem.split("-")[1]) > round:
-                part.unlink()
-        if self.clients_file.exists():
-            table = _table(self.clients_file)
-            if (table["round"] > round).any():
-                with atomic_file(self.clients_file) as whole:
-                    table[table["round"] <= round].to_parquet(whole, index=False)
+            if int(part.stem.split("-")[1]) <= round:
+                _table(part)
 
-    def _saved(self) -> list[tuple[int, Path]]:
-        found = [
-            (m, f) for f in self._checkpoints.glob("*") if (m := _CHECKPOINT.fullmatch(f.name))
-        ]
-        return sorted((int(m[1]), f) for m, f in found)
+    def _lines(self) -> list[bytes]:
+        if not self.rounds_file.exists():
+            return []
+        return self.rounds_file.read_bytes().splitlines(keepends=True)
 
-    @staticmethod
-    def _replace(file: Path, content: bytes) -> None:
-        with atomic_file(file) as part:
-            part.write_bytes(content)
+    def _record(self, line: bytes, number: int) -> dict[str, Any]:
+        """The record in a line, which must be whole and that of this round."""
+        try:
+            record, has_sum = open_json(line.decode().removesuffix("\n"))
+            fits = record.keys() >= _WRITTEN and record["round"] == number
+            if fits and (has_sum or not self.is_sealed()):
+                return record
+        except (Damaged, UnicodeDecodeError):
+            pass
+        raise FedloomError(
+            f"'{self.rounds_file}' is damaged: line {number} is not the record of round {number}. "
+            "Nothing was changed. Mend the line, or start a new run."
+        )
+
+    def is_sealed(self) -> bool:
+        """Whether the run was written with checksums, so that none may be missing."""
+        try:
+            return open_yaml(self.config_file.read_bytes().decode())
+        except (Damaged, UnicodeDecodeError):
+            return True
+
+    def _gap(self, round: int) -> FedloomError:
+        return FedloomError(
+            f"'{self.rounds_file}' is damaged: there is a checkpoint of round {round}, but not "
+            "a record of every round until then. Nothing was changed. Put a good copy in its "
+            "place; or delete the checkpoints too, and --resume trains all rounds anew."
+        )
+
+    def _edited(self, content: dict[str, Any]) -> str:
+        """What in a config that was edited is not as the newest checkpoint has it."""
+        known = self._about().get("settings", {})
+        for key, value in known.items():
+            if json.dumps(content.get(key)) != json.dumps(value):
+                return f"It says {key}={content.get(key)}, and the run was made with {value}. "
+        return ""
+
+    def _safe_round(self) -> int:
+        """The round of the newest checkpoint; one that can't be read at all does not count."""
+        return int(self._about().get("round", 0))
+
+    def _about(self) -> dict[str, Any]:
+        """What is known about the newest checkpoint, without reading its tensors."""
+        for _, file in reversed(self._saved()):
+            with contextlib.suppress(Damaged):
+                return _about(file)
+        return {}
+
+
+def _replace(file: Path, content: bytes, *, synced: bool = False) -> None:
+    with atomic_file(file, synced=synced) as part:
+        part.write_bytes(content)
 
 
 def _umask() -> int:
@@ -269,24 +336,62 @@ def _umask() -> int:
     return mask
 
 
-def _sum(tensors: dict[str, Tensor]) -> str:
+def _about(file: Path) -> dict[str, Any]:
+    """What a checkpoint says about itself."""
+    try:
+        with safetensors.safe_open(file, framework="pt") as f:
+            about, has_sum = open_json((f.metadata() or {}).get(_META, ""))
+    except (safetensors.SafetensorError, OSError) as e:
+        raise Damaged(str(e)) from None
+    name = CHECKPOINT.fullmatch(file.name)
+    if not has_sum and _OLD_SUM not in about:
+        raise Damaged("its checksum is missing")
+    if name is None or about.get("round") != int(name[1]):
+        raise Damaged("it is of another round than its name says")
+    return about
+
+
+def _state(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    about = _about(file)
+    try:
+        with safetensors.safe_open(file, framework="pt") as f:
+            tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as e:
+        raise Damaged(str(e)) from None
+    new = _SUM in about
+    if about[_SUM if new else _OLD_SUM] != _sum(tensors, names=new):
+        raise Damaged("its checksum does not match")
+    return tensors, about
+
+
+def _sum(tensors: dict[str, Tensor], *, names: bool = True) -> str:
     """A checksum of all values, so that a damaged state is never taken for a good one."""
     total = 0
-    for name in sorted(name for name, value in tensors.items() if value.numel()):
-        values = tensors[name].contiguous().reshape(-1).view(torch.uint8)
-        total = zlib.crc32(values.numpy().data, total)
+    for name in sorted(name for name, value in tensors.items() if names or value.numel()):
+        value = tensors[name]
+        if names:
+            what = f"{name} {value.dtype} {tuple(value.shape)}"
+            total = zlib.crc32(what.encode(), total)
+        if value.numel():
+            values = value.contiguous().reshape(-1).view(torch.uint8)
+            total = zlib.crc32(values.numpy().data, total)
     return f"{total:08x}"
 
 
 def _table(file: Path) -> pd.DataFrame:
     try:
-        return pd.read_parquet(file)
-    except (ValueError, OSError) as e:  # pyarrow's errors are ValueErrors
+        table = open_table(file.read_bytes())
+        if not set(_KEY) <= set(table.columns):
+            raise Damaged("it is not a table of clients")
+    except (Damaged, OSError) as e:
         raise FedloomError(f"'{file}' is damaged: {e}.") from None
+    return table
 
 
 def _finite(value: Any) -> Any:
     """JSON knows no NaN and no infinity: a score that is none is null."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

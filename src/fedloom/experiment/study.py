@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +28,7 @@ from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.config import make_config
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.result import Result
+from fedloom.experiment.settings import Config
 from fedloom.experiment.store import RunStore
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
     study.check(ask)
     if out.exists() and not out.is_dir():
         raise FedloomError(f"'{out}' is a file. Choose another --out for the study's directory.")
-    cells = study.cells(ask)
+    cells = _scored_alike(study.cells(ask))
     asked = _asked(cells, ask)
     known = [  # what earlier commands ran stays in the tables
         _job(cell, seed, out)
@@ -229,7 +230,9 @@ def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Ta
     ]
     if lost:
         tables.append(Table("Runs that diverged", ["run", "what happened"], lost))
-    text = "\n\n".join([f"# {study.title}", *(t.markdown() for t in tables)])
+    parts = {run.scored_on for runs in results.values() for run in runs} - {None}
+    scored = [f"Clients are scored on {part}." for part in sorted(map(str, parts))]
+    text = "\n\n".join([f"# {study.title}", *scored, *(t.markdown() for t in tables)])
     for picture in study.pictures(ask, results):
         if isinstance(picture, Picture) and not picture.curves:
             continue  # none of its cells ran
@@ -238,6 +241,13 @@ def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Ta
         text += f"\n\n![{picture.title}]({file.name})"
     (out / "tables.md").write_text(text + "\n", encoding="utf-8")
     return tables
+
+
+def _scored_alike(cells: Sequence[Cell]) -> list[Cell]:
+    """Where a cell adapts to the support part, all are scored without it: on the same samples."""
+    if not any(_config(cell).score_on == "query" for cell in cells):
+        return list(cells)
+    return [replace(c, settings={"score_on": "query", **c.settings}) for c in cells]
 
 
 def _asked(cells: Sequence[Cell], ask: Ask) -> set[str]:
@@ -253,11 +263,15 @@ def _path(cell: Cell, seed: int, out: Path) -> Path:
     return out / f"{cell.name}-s{seed}"
 
 
+def _config(cell: Cell, **more: Any) -> Config:
+    settings = {**cell.settings, "method": cell.method, **more}
+    return make_config(settings, method_class(cell.method))[0]
+
+
 def _job(cell: Cell, seed: int, out: Path) -> _Job:
     """A cell with a seed, checked before anything runs."""
     path = _path(cell, seed, out)
-    settings = {**cell.settings, "method": cell.method, "seed": seed, "workers": 1}
-    config, _ = make_config(settings, method_class(cell.method))
+    config = _config(cell, seed=seed, workers=1)
     store = RunStore(path)
     if store.exists:
         found = store.config()  # settings that are newer than the run have their defaults
@@ -294,7 +308,8 @@ def _finished(job: _Job) -> bool:
     return (
         store.exists
         and store.has_checkpoint()
-        and (int(store.checkpoint()[1]["round"]) >= job.rounds)
+        and store.gathered
+        and int(store.last_whole()[1]["round"]) >= job.rounds
     )
 
 

@@ -36,6 +36,8 @@ class Schedule:
         kind, _, text = self.spec.partition(":")
         try:
             args = [float(a) for a in text.split(",")] if text else []
+            if not all(map(math.isfinite, args)):
+                raise ValueError
             match kind, args:
                 case "constant", []:
                     return 1.0

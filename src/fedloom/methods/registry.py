@@ -12,26 +12,25 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedloom.errors import FedloomError, unknown
 from fedloom.method import Method
+from fedloom.options import Options, wrong
 
 #: settings and options of a method under a name
 Preset = Mapping[str, Any]
 
 
-class MethodOptions(BaseModel):
+class MethodOptions(Options):
     """Base of every method: its options are its fields.
 
     `fixed` are settings of a run that the method's definition decides (FedSGD's one full batch);
-    a run that asks for something else is refused. `defaults` are settings that start out otherwise
-    for this method. `presets` are settings and options under a name
-    (`--preset`), over which what a run gives itself counts. `at_test` are options that matter only
-    where clients are scored, so that a trained run may be scored again with others.
+    a run that asks for something else is refused. `defaults` are method-specific defaults of
+    settings. `presets` are settings and options under a name (`--preset`), which explicit ones
+    override. `at_test` are options that matter only where clients are scored, so that a trained
+    run may be scored again with others.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
     family: ClassVar[str]
@@ -78,7 +77,10 @@ def without_nones(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, 
     fields = cls.model_fields
     return {
         key: None
-        if value == "none" and key in fields and _may_be_none(fields[key].annotation)
+        if isinstance(value, str)
+        and value == "none"
+        and key in fields
+        and _may_be_none(fields[key].annotation)
         else value
         for key, value in values.items()
     }
@@ -96,8 +98,7 @@ def configure(cls: type[MethodOptions], options: Mapping[str, Any]) -> MethodOpt
     try:
         return cls(**without_nones(cls, options))
     except ValidationError as e:
-        first = e.errors()[0]
+        name, value, why = wrong(e)
         raise FedloomError(
-            f"Option '{first['loc'][0] if first['loc'] else '?'}' of method {cls.name} can't be "
-            f"{first.get('input')!r}: {first['msg'].lower()}."
+            f"Option '{name}' of method {cls.name} can't be {value}: {why}."
         ) from None

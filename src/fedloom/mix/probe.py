@@ -13,8 +13,8 @@ from fedloom.models.norm import settle
 
 @dataclass(frozen=True)
 class Probe:
-    """Public images as a model is fed them, their labels if they have any, and a module (on the
-    run's device) whose weights are nobody's: `models` fills it with one row after the other."""
+    """Public images as a model is fed them, their labels if they have any, and a scratch module
+    (on the run's device): `models` fills it with one row after the other."""
 
     x: Tensor
     y: Tensor | None

@@ -180,7 +180,7 @@ def greedy_pairs(
 
 
 def _comparable(values: np.ndarray) -> np.ndarray:
-    """A model that answers NaN is like no other, but not for being different: it comes last."""
+    """A model that answers NaN ranks last."""
     return np.nan_to_num(values, nan=np.finfo(values.dtype).max)
 
 

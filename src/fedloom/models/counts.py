@@ -11,12 +11,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from fedloom.models.inputs import blank
+
 
 def training_macs(module: nn.Module, shape: tuple[int, int, int]) -> int:
     """Multiply-accumulates of one sample's forward and backward pass, counted by torch."""
     samples = 2  # batch norm needs more than one
-    parameter = next(module.parameters())
-    x = torch.zeros((samples, *shape), dtype=parameter.dtype, device=parameter.device)
+    x = blank(module, shape, samples)
     with _Counter() as counter:
         module.train()(x).sum().backward()
     return counter.flops // 2 // samples
@@ -41,8 +42,7 @@ class _Counter(TorchDispatchMode):
 
 def forward_macs(module: nn.Module, shape: tuple[int, int, int]) -> int:
     """Multiply-accumulates of one sample's forward pass."""
-    parameter = next(module.parameters())
-    x = torch.zeros((1, *shape), dtype=parameter.dtype, device=parameter.device)
+    x = blank(module, shape, 1)
     training = module.training
     with torch.no_grad(), _Counter() as counter:
         module.eval()(x)
@@ -53,8 +53,7 @@ def forward_macs(module: nn.Module, shape: tuple[int, int, int]) -> int:
 def saved_bytes(module: nn.Module, shape: tuple[int, int, int]) -> int:
     """What the backward pass needs of one sample's forward pass: activations, without weights."""
     samples = 2  # batch norm needs more than one
-    parameter = next(module.parameters())
-    x = torch.zeros((samples, *shape), dtype=parameter.dtype, device=parameter.device)
+    x = blank(module, shape, samples)
     own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
     sizes: dict[int, int] = {}
 
@@ -79,8 +78,7 @@ def passing_bytes(module: nn.Module, shape: tuple[int, int, int]) -> int:
 
     leaves = [m for m in module.modules() if not list(m.children())]
     hooks = [leaf.register_forward_hook(note) for leaf in leaves]
-    parameter = next(module.parameters())
-    x = torch.zeros((1, *shape), dtype=parameter.dtype, device=parameter.device)
+    x = blank(module, shape, 1)
     training = module.training
     try:
         with torch.no_grad():
@@ -107,8 +105,7 @@ def layer_costs(module: nn.Module, shape: tuple[int, int, int]) -> list[LayerCos
     """Every layer that has weights of its own, in the order in which a forward pass meets them."""
     found: list[LayerCost] = []
     before: list[int] = []
-    parameter = next(module.parameters())
-    x = torch.zeros((1, *shape), dtype=parameter.dtype, device=parameter.device)
+    x = blank(module, shape, 1)
     counter = _Counter()
 
     def enter(*_: Any) -> None:

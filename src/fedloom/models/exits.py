@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.errors import FedloomError
+from fedloom.models.inputs import blank
 
 
 def with_exits(
@@ -25,7 +26,13 @@ def with_exits(
             "could be put. Give it a method exit_blocks() that returns them in order, as a list of "
             "modules, or use mlp, lenet, conv4, resnet18 or resnet34."
         )
-    return Exits(blocks(), shape, classes, answers)
+    made = blocks()
+    if answers is not None and answers > len(made):
+        raise FedloomError(
+            f"exits={answers} is not valid: {type(module).__name__} has {len(made)} blocks, and a "
+            "classifier behind each."
+        )
+    return Exits(made, shape, classes, answers)
 
 
 class Exit(nn.Module):
@@ -56,7 +63,7 @@ class Exits(nn.Module):
         super().__init__()
         self.shape, self.classes, self.answers = shape, classes, answers or len(blocks)
         self.blocks = nn.ModuleList(blocks)
-        x = torch.zeros((2, *shape))
+        x = blank(self.blocks[0], shape, 2)
         exits = []
         training = self.training
         with torch.no_grad():

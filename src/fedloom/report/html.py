@@ -21,9 +21,14 @@ details td { text-align: left; font-family: ui-monospace, monospace; font-size: 
 
 
 def comparison_page(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], config: Mapping[str, Any], picture: Path
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    config: Mapping[str, Any],
+    picture: Path,
+    remarks: str,
+    differences: Mapping[str, Sequence[str]],
 ) -> str:
-    """The page of a comparison."""
+    """The page of a comparison; `config` is the first method's."""
     image = base64.b64encode(picture.read_bytes()).decode()
     shared = {k: v for k, v in config.items() if k not in ("method", "params", "seed")}
     about = (
@@ -34,12 +39,23 @@ def comparison_page(
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>fedloom comparison</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>
-<body><h1>Comparison</h1><p>{escape(about)}. Mean ± standard deviation over seeds; methods are
-paired by seed: same data, clients, initial weights and participants.</p>
+<body><h1>Comparison</h1><p>{escape(about)}.
+{escape(remarks)}</p>
 {_table(heads, rows)}
+{_differences(differences)}
 <img alt="Accuracy over rounds" src="data:image/png;base64,{image}">
-<details><summary>Settings</summary>{settings}</details></body></html>
+<details><summary>Settings of {escape(str(rows[0][0]))}</summary>{settings}</details></body></html>
 """
+
+
+def _differences(found: Mapping[str, Sequence[str]]) -> str:
+    if not found:
+        return ""
+    items = "".join(
+        f"<li><b>{escape(method)}</b>: {escape('; '.join(words))}</li>"
+        for method, words in found.items()
+    )
+    return f"<p>Not the same:</p><ul>{items}</ul>"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

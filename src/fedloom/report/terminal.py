@@ -173,6 +173,8 @@ def print_result(result: Result, details: bool = False) -> None:
         f"{config['method']}{options}: {config['data']}, {config['clients']} clients, "
         f"{config['partition']}, model {config['model']}, seed {config['seed']}"
     )
+    if config.get("fork") is not None:
+        out.print(f"Forked from {config['fork']}, whose rounds count as its own until then")
     asked = done["rounds_asked"]
     if done["rounds"] < asked:
         out.print(
@@ -184,6 +186,8 @@ def print_result(result: Result, details: bool = False) -> None:
         out.print("There is no test data to score on." if ended else "Not scored yet.")
     else:
         out.print(_table(("", "score"), list(_scores(done)), left=1))
+        if "macro" in done and result.scored_on is not None:
+            out.print(f"Clients are scored on {result.scored_on}.")
     if "bytes" in done:
         out.print(
             f"Cost: {amount(done['bytes_up'])} up, {amount(done['bytes_down'])} down, "
@@ -192,6 +196,8 @@ def print_result(result: Result, details: bool = False) -> None:
             f"{done['eval_seconds']:.1f} s scoring, peak memory {amount(done['peak_memory'])}"
         )
     _print_devices(result)
+    if result.measured:
+        out.print("Norm statistics were measured on training data before each scoring.")
     if config.get("public", "none") != "none" and result.store.has_checkpoint():
         out.print(f"Public set: {result.public}")
     if "degree" in done:
@@ -215,6 +221,7 @@ def print_scores(result: Result, scores: Scores) -> None:
     last = result.evaluations["round"].max() if first else "–"
     heads = ("", f"as it ran, round {last}", f"now, round {scores.round}")
     out.print(_table(heads, rows))
+    out.print(f"Clients are scored on {scores.scored_on}.")
 
 
 def _print_devices(result: Result) -> None:
@@ -298,11 +305,11 @@ def _print_details(result: Result) -> None:
 def print_comparison(comparison: Comparison, report: Path) -> None:
     heads, rows = comparison.cells()
     out.print(_table(heads, rows))
-    seeds = len(next(iter(comparison.results.values())))
-    out.print(
-        f"Mean ± std over {seeds} seed{'s' if seeds > 1 else ''}, paired: same data, clients, "
-        f"initial weights and participants."
-    )
+    out.print(" ".join(comparison.remarks()))
+    if comparison.differences:
+        out.print("Not the same:")
+    for method, words in comparison.differences.items():
+        out.print(Text(f"  {method}: {'; '.join(words)}"))
     for why in comparison.diverged.values():
         out.print(f"Not in the table: {why}")
     out.print(f"Report: {report}")
@@ -424,9 +431,10 @@ def print_datasets(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_partition(dataset: Dataset, parts: Partition, spec: str) -> None:
-    s = parts.summary(dataset.y, dataset.n_classes)
+    rows, test = dataset.training_rows, len(dataset.y_test) + len(dataset.held_out)
+    s = parts.summary(dataset.y, dataset.n_classes, rows)
     out.print(
-        f"{dataset.name}: {len(dataset.y)} training and {len(dataset.y_test)} test images of shape "
+        f"{dataset.name}: {len(rows)} training and {test} test images of shape "
         f"{'×'.join(map(str, dataset.shape))}, {dataset.n_classes} classes"
     )
     rows = [

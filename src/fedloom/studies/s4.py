@@ -3,8 +3,9 @@
 The source gives neither its network nor its mobility. Here it is LeNet (two 5×5 convolutions of 6
 and 16 channels, 120-84-10; an MLP on digits), and the preset is the side of the square that nodes
 walk in, with range 100, speeds 3 to 7, pauses of 10 and 10 steps a round: at 1000, 50 nodes meet
-some two others a round; at 2000 hardly anybody meets. `mlp-1000` is `area-1000` with an MLP of 100
-hidden units in place of LeNet, in a tenth of the time.
+some two others a round; at 2000 hardly anybody meets. All meetings of a round are one exchange; in
+the source they come one after another, which gives feddom more to combine. `mlp-1000` is
+`area-1000` with an MLP of 100 hidden units in place of LeNet, in a tenth of the time.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def meetings(contacts: Contacts) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class ContactReport:
-    """The contacts of some rounds: what everybody's days were like."""
+    """Contact statistics of some rounds."""
 
     nodes: int
     rounds: list[Contacts]

@@ -14,7 +14,7 @@ from fedloom.data.partition.table import Partition
 from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
 
-__all__ = ["Partition", "parse", "partition", "partitioners"]
+__all__ = ["Partition", "names_rows", "parse", "partition", "partitioners"]
 
 _PARTITIONERS = {
     each.name: each
@@ -62,7 +62,13 @@ def partition(
         )
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
     task = Task(labels, clients, n_classes, stream(seed, "partition", name), reserve)
-    return _PARTITIONERS[name].deal(parsed, task)
+    with np.errstate(over="ignore", invalid="ignore"):  # `counts` refuses what overflows
+        return _PARTITIONERS[name].deal(parsed, task)
+
+
+def names_rows(spec: str | Partition) -> bool:
+    """Whether a partition says itself who holds which row."""
+    return isinstance(spec, Partition) or _PARTITIONERS[parse(spec)[0]].names_rows
 
 
 def parse(text: str) -> tuple[str, Spec]:

@@ -69,6 +69,7 @@ class Partitioner:
     deal: Callable[[Spec, Task], Partition]
     argument: str | None = None
     options: tuple[str, ...] = ()
+    names_rows: bool = False  # it says itself who holds which row, so all rows must be in place
 
     @property
     def name(self) -> str:
@@ -81,8 +82,14 @@ def counts(shares: npt.NDArray[np.float64], total: int, least: int = 0) -> IntAr
     >>> counts(np.array([1.0, 1.0, 2.0]), 10).tolist()
     [2, 3, 5]
     """
+    whole = shares.sum()
+    if not 0 < whole < np.inf:
+        raise FedloomError(
+            "This partition is too extreme to be worked out: its shares overflow. Give a number "
+            "nearer to 1."
+        )
     free = total - least * len(shares)
-    cuts = np.rint(np.cumsum(shares / shares.sum()) * free).astype(np.int64)
+    cuts = np.rint(np.cumsum(shares / whole) * free).astype(np.int64)
     cuts[-1] = free
     dealt: IntArray = np.diff(cuts, prepend=0) + least
     return dealt

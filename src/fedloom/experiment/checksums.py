@@ -1,0 +1,98 @@
+"""Checksums in what a run writes, so that damage is an error and never another number.
+
+A JSON object carries its checksum as the last key, a YAML file as a comment in its last line, a
+table in the metadata of its Parquet file. All of them stay readable by anybody. What has none was
+written by an older version and is read as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_JSON = re.compile(r', "crc": "([0-9a-f]{8})"\}\Z')
+_YAML = re.compile(r"# crc32 ([0-9a-f]{8})\n\Z")
+_TABLE = re.compile(rb"fedloom-crc32:([0-9a-f]{8})")
+_BLANK = b"00000000"
+
+
+class Damaged(ValueError):
+    """Something is not as it was written; the text says what."""
+
+
+def checksum(content: bytes, start: int = 0) -> str:
+    return f"{zlib.crc32(content, start):08x}"
+
+
+def seal_json(value: Mapping[str, Any], **how: Any) -> str:
+    """The object as JSON text that ends with its own checksum.
+
+    >>> seal_json({"round": 1})
+    '{"round": 1, "crc": "f5ba2d89"}'
+    """
+    text = json.dumps(value, **how)
+    return f'{text[:-1]}, "crc": "{checksum(text.encode())}"}}'
+
+
+def open_json(text: str) -> tuple[dict[str, Any], bool]:
+    """The object, and whether it had a checksum."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Damaged("it is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise Damaged("it is not a JSON object")
+    found = _JSON.search(text)
+    if found is None:
+        return value, False
+    if checksum((text[: found.start()] + "}").encode()) != found[1]:
+        raise Damaged("its checksum does not match")
+    del value["crc"]
+    return value, True
+
+
+def seal_yaml(text: str) -> str:
+    return f"{text}# crc32 {checksum(text.encode())}\n"
+
+
+def open_yaml(text: str) -> bool:
+    """Check the text; whether it had a checksum."""
+    start = text.rstrip("\n").rfind("\n") + 1
+    if not text.startswith("#", start):
+        return False
+    found = _YAML.match(text, start)
+    if found is None or checksum(text[:start].encode()) != found[1]:
+        raise Damaged("its checksum does not match")
+    return True
+
+
+def seal_table(table: pd.DataFrame) -> bytes:
+    """The table as a Parquet file, with the checksum of the file (zeros in its place) in it."""
+    content = pa.Table.from_pandas(table, preserve_index=False)
+    about = {**(content.schema.metadata or {}), b"fedloom": b"fedloom-crc32:" + _BLANK}
+    file = io.BytesIO()
+    pq.write_table(content.replace_schema_metadata(about), file)
+    blank = file.getvalue()
+    found = _TABLE.search(blank)
+    assert found is not None
+    return blank[: found.start(1)] + checksum(blank).encode() + blank[found.end(1) :]
+
+
+def open_table(content: bytes) -> pd.DataFrame:
+    found = _TABLE.search(content)
+    if found is not None:
+        blank = content[: found.start(1)] + _BLANK + content[found.end(1) :]
+        if checksum(blank).encode() != found[1]:
+            raise Damaged("its checksum does not match")
+    try:
+        return pq.read_table(pa.BufferReader(content)).to_pandas()
+    except (pa.ArrowException, ValueError, OSError, KeyError, TypeError) as e:
+        raise Damaged(f"it is not a table: {' '.join(str(e).split())}") from None

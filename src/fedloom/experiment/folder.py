@@ -1,0 +1,195 @@
+"""The directory of a run: who may write to it, how it comes to be and how it is replaced.
+
+A directory with a `config.yaml` is a run; that file is written first, so a process killed at any
+moment leaves a run that can be resumed, or leftovers that are recognised. A run that is replaced is
+moved to `.replaced` inside its directory and stays there until the new one has a checkpoint; where
+its `config.yaml` is tells how far a killed process came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedloom.errors import FedloomError
+from fedloom.experiment.checksums import seal_yaml
+from fedloom.files import atomic_file, is_temporary, locked, sync
+
+CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
+_LOCK = ".lock"
+_REPLACED, _DROPPED = ".replaced", ".dropped"
+
+
+class RunFolder:
+    """The directory of one run, without what is in its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.rounds_file = path / "rounds.jsonl"
+        self.clients_file = path / "clients.parquet"
+        self._parts = path / "clients"
+        self._checkpoints = path / "checkpoints"
+        self._replaced = path / _REPLACED
+        self._dropped = path / _DROPPED
+
+    @property
+    def exists(self) -> bool:
+        return self.config_file.exists()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a process was killed while it replaced this run, or is at it now."""
+        return self._replaced.exists() or self._dropped.exists()
+
+    @property
+    def untouched(self) -> bool:
+        """Whether a new run can start here: nothing is there, or only leftovers of a start."""
+        if not self.path.exists():
+            return True
+        return self.path.is_dir() and all(self._is_leftover(f) for f in self.path.iterdir())
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only process that writes here."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / _LOCK, wait=False))
+            except BlockingIOError:
+                raise FedloomError(
+                    f"Another process is writing to '{self.path}'. Wait for it, or choose another "
+                    "--out."
+                ) from None
+            yield
+
+    def check_whole(self) -> None:
+        """Refuse to read a run that is half moved out of another's way."""
+        old = self._replaced / self.config_file.name
+        if self._replaced.exists() and not (self.exists and old.exists()):
+            raise FedloomError(
+                f"A process was stopped while it replaced the run in '{self.path}'. Nothing is "
+                f"lost: fedloom run --resume --out {self.path} puts the old run back."
+            )
+
+    def check_free(self, *, overwrite: bool = False) -> None:
+        """Refuse a directory that holds something which a new run would spoil."""
+        if self.exists and not overwrite:
+            raise FedloomError(
+                f"'{self.path}' holds a run already. Continue it with --resume, choose another "
+                "--out, or replace it with --overwrite."
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise FedloomError(f"'{self.path}' is a file; --out names a directory.")
+        if self.exists or self.untouched:
+            return
+        names = {file.name for file in self._files}
+        if all(self._is_leftover(f) or f.name in names for f in self.path.iterdir()):
+            if overwrite:
+                return
+            raise FedloomError(
+                f"'{self.path}' holds parts of a run, without its config.yaml. Choose another "
+                "--out, or replace them with --overwrite."
+            )
+        raise FedloomError(
+            f"'{self.path}' is a directory with other files in it. Choose another --out."
+        )
+
+    def create(self, config: str, *, overwrite: bool = False) -> None:
+        """Start a new run here; one that it replaces is kept until `drop_replaced`."""
+        self.check_free(overwrite=overwrite)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.exists:
+            self._set_aside()
+        else:
+            self._clear()
+        self.reconfigure(config)
+        self._checkpoints.mkdir(exist_ok=True)
+        self._parts.mkdir(exist_ok=True)
+
+    def reconfigure(self, config: str) -> None:
+        with atomic_file(self.config_file, synced=True) as part:
+            part.write_bytes(seal_yaml(config).encode())
+
+    def drop_if_empty(self) -> None:
+        """Leave nothing behind of a run that came to no whole round."""
+        if self.rounds_file.exists() and self.rounds_file.stat().st_size:
+            return
+        self._clear()
+        for file in (self.config_file, self.path / _LOCK):
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other files are in it
+            self.path.rmdir()
+
+    def recover(self) -> bool:
+        """Finish or undo a replacement that was stopped; whether the old run is back."""
+        shutil.rmtree(self._dropped, ignore_errors=True)
+        if not self._replaced.exists():
+            return False
+        old = self._replaced / self.config_file.name
+        if old.exists():
+            if self.has_checkpoint():
+                self.drop_replaced()
+                return False
+            self._clear()
+            os.replace(old, self.config_file)  # from here on, it is the old run again
+        for file in self._files:
+            moved = self._replaced / file.name
+            if moved.exists():
+                os.replace(moved, file)
+        self._replaced.rmdir()
+        return True
+
+    def drop_replaced(self) -> None:
+        """The new run is safe: delete the one that it replaced."""
+        if self._replaced.exists():
+            os.replace(self._replaced, self._dropped)  # in one step, so that it is never half back
+            shutil.rmtree(self._dropped, ignore_errors=True)
+
+    def has_checkpoint(self) -> bool:
+        return bool(self._saved())
+
+    def sweep(self) -> None:
+        """Delete the temporary files of a killed process."""
+        for folder in (self.path, self._parts, self._checkpoints):
+            for file in folder.glob(".*.tmp"):
+                if is_temporary(file):
+                    file.unlink()
+
+    def _saved(self) -> list[tuple[int, Path]]:
+        """The checkpoints, by round."""
+        found = [(m, f) for f in self._checkpoints.glob("*") if (m := CHECKPOINT.fullmatch(f.name))]
+        return sorted((int(m[1]), f) for m, f in found)
+
+    @property
+    def _files(self) -> tuple[Path, ...]:
+        """All that a run writes; its config, which makes the directory a run, last."""
+        return (
+            self.rounds_file, self.clients_file, self._parts, self._checkpoints, self.config_file,
+        )  # fmt: skip
+
+    def _set_aside(self) -> None:
+        self._replaced.mkdir()
+        for file in self._files:
+            if file.exists():
+                os.replace(file, self._replaced / file.name)
+        sync(self.path)
+
+    def _clear(self) -> None:
+        """Delete all that belongs to a run but its config."""
+        for folder in (self._parts, self._checkpoints):
+            shutil.rmtree(folder, ignore_errors=True)
+        for file in (self.rounds_file, self.clients_file):
+            file.unlink(missing_ok=True)
+        self.sweep()
+
+    def _is_leftover(self, file: Path) -> bool:
+        """Whether a process that was killed in `create` or `drop_if_empty` may have left this."""
+        if file.name in (_LOCK, _DROPPED) or is_temporary(file):
+            return True
+        ours = file in (self._parts, self._checkpoints) and file.is_dir()
+        return ours and all(is_temporary(inside) for inside in file.iterdir())

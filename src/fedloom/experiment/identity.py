@@ -1,0 +1,172 @@
+"""What makes a run the run it is: its settings, and the contents behind the names in them.
+
+A checkpoint carries both, so that a run never goes on as another one: not with other settings, not
+with another file under the same name. Only settings that change nothing of what is learned
+(`settings.RESUMABLE`) may differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import textwrap
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.data.dataset import Dataset
+from fedloom.data.public import PublicSet
+from fedloom.data.split import Federation
+from fedloom.errors import FedloomError
+from fedloom.experiment.plugins import is_file, source_of
+from fedloom.experiment.settings import RESUMABLE, Config
+from fedloom.layout import Layout
+from fedloom.method import Method
+from fedloom.methods.registry import MethodOptions
+from fedloom.models import Factory
+
+_LOOKED_AT = 64  # images that tell one data set from another
+
+#: fingerprint in a checkpoint → what it is of, and the setting that names it
+CONTENTS = {
+    "fingerprint": ("data", "data"),
+    "images": ("data", "data"),
+    "dealt": ("partition", "partition"),
+    "dealt_capacities": ("capacities", "capacities"),
+    "network": ("contacts", "topology"),
+    "public_images": ("public images", "public"),
+    "method_source": ("source of the method", "method"),
+    "model_source": ("source of the model", "model"),
+    "layout": ("layers of the model", "model"),
+}
+
+
+def settings_of(config: Config, free: Collection[str] = RESUMABLE) -> dict[str, Any]:
+    """The settings that a run can't go on with others of, as JSON has them."""
+    plain: dict[str, Any] = json.loads(json.dumps(config.model_dump(exclude=set(free))))
+    return plain
+
+
+def check_settings(
+    path: Path, about: Mapping[str, Any], config: Config, free: Collection[str] = ()
+) -> None:
+    """Refuse a config that is not the one which the run's checkpoint was made with."""
+    known = about.get("settings")
+    if known is None:
+        return  # of an older version
+    for key, now in settings_of(config, {*RESUMABLE, *free}).items():
+        before = known.get(key, Config.model_fields[key].get_default())
+        if key == "params":
+            before, now = ({k: v for k, v in d.items() if k not in free} for d in (before, now))
+        if json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True):
+            raise FedloomError(
+                f"'{path}' was started with {key}={before}, not {now}. {go_on(path)}"
+            )
+
+
+def check_contents(
+    path: Path, before: Mapping[str, Any], now: Mapping[str, Any], config: Config
+) -> None:
+    """Refuse other data, partitions, files or sources than the run's checkpoint was made with."""
+    for key, (what, setting) in CONTENTS.items():
+        if before.get(key, now[key]) != now[key]:
+            raise FedloomError(
+                f"'{path}' was made with other {what} than this "
+                f"({setting}={getattr(config, setting)} has changed since). {go_on(path)}"
+            )
+
+
+def go_on(path: Path) -> str:
+    return (
+        "Undo the change to go on with this run; or start a new one from its last checkpoint with "
+        f"the change: fedloom run --fork {path} --out NEW."
+    )
+
+
+def fingerprints(
+    config: Config,
+    method: Method,
+    options: MethodOptions | None,
+    factory: str | Factory,
+    dataset: Dataset,
+    federation: Federation,
+    capacities: np.ndarray,
+    public: PublicSet | None,
+    layout: Layout,
+) -> dict[str, str]:
+    """What tells the contents behind a config's names from others."""
+    dealt, new = federation.partition, federation.newcomers
+    shapes = [(e.name, e.kind, e.shape, str(e.dtype)) for e in layout.entries]
+    public_arrays = [] if public is None else [public.x, public.y]
+    return {
+        "fingerprint": _labels(dataset),
+        "images": _images(dataset),
+        "dealt": _sum(dealt.indices, dealt.offsets, new.indices, new.offsets),
+        "dealt_capacities": _sum(capacities),
+        "public_images": _sum(*(a for a in public_arrays if a is not None)),
+        "method_source": _method_source(config, method, options),
+        "model_source": _digest([source_of(config.model)])
+        if is_file(config.model)
+        else _digest([_source(factory)]),
+        "layout": f"{zlib.crc32(repr(shapes).encode()):08x}",
+    }
+
+
+def _sum(*arrays: np.ndarray) -> str:
+    total = 0
+    for array in arrays:
+        total = zlib.crc32(np.ascontiguousarray(array).data, total)
+    return f"{total:08x}"
+
+
+def _labels(dataset: Dataset) -> str:
+    """What tells one data set from another: its labels, shape and the scale of its pixels."""
+    words = repr((dataset.shape, str(dataset.x.dtype), dataset.mean, dataset.std, dataset.classes))
+    total = zlib.crc32(words.encode())
+    for labels in (dataset.y, dataset.y_test, dataset.held_out):
+        total = zlib.crc32(np.ascontiguousarray(labels).data, total)
+    return f"{total:08x}"
+
+
+def _images(dataset: Dataset) -> str:
+    """A checksum of a few images, for data that differ in nothing else."""
+    some = [
+        x[np.linspace(0, len(x) - 1, min(len(x), _LOOKED_AT), dtype=np.int64)]
+        for x in (dataset.x, dataset.x_test)
+    ]
+    return _sum(*some)
+
+
+def _method_source(config: Config, method: Method, options: MethodOptions | None) -> str:
+    """Of a method that is not ours: its file, or the classes that it is made of."""
+    if is_file(config.method):
+        return _digest([source_of(config.method)])
+    parts = [getattr(method, field.name) for field in fields(method)]
+    classes = [type(part) for part in (*parts, method.adapt.rule)]
+    return _digest([_source(cls) for cls in (*classes, *([type(options)] if options else []))])
+
+
+def _source(thing: Any) -> str:
+    """The source of a class or function of the user's; nothing for ours, or where it is unknown."""
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    if not (inspect.isclass(thing) or inspect.isfunction(thing)):
+        thing = type(thing)
+    ours = (thing.__module__ or "").partition(".")[0] in ("fedloom", "builtins")
+    if ours or thing.__name__ == "<lambda>":  # its lines are those of the call it stands in
+        return ""
+    try:
+        return textwrap.dedent(inspect.getsource(thing))
+    except (OSError, TypeError):  # typed at a prompt
+        return ""
+
+
+def _digest(sources: list[str]) -> str:
+    text = "\n".join(source for source in sources if source)
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""

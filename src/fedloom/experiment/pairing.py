@@ -1,0 +1,162 @@
+"""What the runs of a comparison have in common, and what they have not.
+
+Nothing is promised here: data, clients, initial weights and participants are called the same only
+where the runs' settings, checkpoints and records say so. What a method's definition changes of the
+settings that were asked for, or makes no use of, is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedloom.data.public import Wish
+from fedloom.experiment.capacities import Capacities
+from fedloom.experiment.config import normal
+from fedloom.experiment.result import Result
+from fedloom.experiment.settings import Config
+from fedloom.method import Method
+from fedloom.methods.registry import without_nones
+from fedloom.select import Whole
+
+#: settings that say which data there is, and who holds what of it
+_DATA = ("data", "data_options", "pool")
+_CLIENTS = ("clients", "partition", "test_share", "support_share", "newcomers", "newcomer_classes")
+#: of a run alone, or told elsewhere
+_OWN = ("method", "params", "preset", "seed", "score_on")
+#: what a checkpoint says of how the model began
+_MODEL = ("model", "model_options", "shape", "classes", "seed")
+_COST = ["seconds", "eval_seconds", "peak_memory", "participants", "macs", "bytes_up", "bytes_down"]
+_SAME_RESULT = 1e-6  # relative: engines may round differently
+
+ONE_LEARNER = "one learner trains on the data of all clients, so there are no participants"
+
+Runs = Mapping[str, Sequence[Result]]
+
+
+def unused(config: Config, method: Method) -> list[str]:
+    """What a method makes no use of, though the settings have it."""
+    out = []
+    if method.topology.pools:
+        out.append(ONE_LEARNER)
+    if not isinstance(method.select, Whole) and Capacities.parse(config.capacities).whole:
+        out.append("all capacities are 1, so every client trains the whole model")
+    if config.public != "none" and not (method.mix.sees_public or method.select.sees_public):
+        out.append("makes no use of the public set")
+    return out
+
+
+def in_common(runs: Runs) -> list[str]:
+    """What is the same in all runs of a seed, of what methods should be compared on."""
+    facts: dict[str, Callable[[Result], Any]] = {
+        "data": lambda r: [r.config.get(key) for key in _DATA] + [r.about.get("fingerprint")],
+        "clients": lambda r: [r.config.get(key) for key in _CLIENTS] + [_taken(r)],
+        "initial weights": _beginning,
+        "participants": _participants,
+    }
+    return [
+        name
+        for name, fact in facts.items()
+        if all(_alike([fact(run) for run in paired]) for paired in zip(*runs.values(), strict=True))
+    ]
+
+
+def differences(
+    runs: Runs, baseline: str, asked: Mapping[str, Any], notes: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """By method, what differs from the baseline or from what was asked for, in words."""
+    wanted = {
+        key: normal(key, value)
+        for key, value in without_nones(Config, asked).items()
+        if key in Config.model_fields and key not in (*_OWN, "data", "model")
+    }
+    out = {}
+    for label, results in runs.items():
+        mine, base = notes.get(label, ()), runs[baseline]
+        words = _settings(results[0], base[0], baseline, wanted) + _model(results[0], base[0])
+        if ONE_LEARNER in mine or ONE_LEARNER in notes.get(baseline, ()):
+            words = [word for word in words if not word.startswith("participation=")]
+        else:
+            words += _turnout(results, base, baseline)
+        words += mine
+        twin = _twin(label, runs)
+        if twin is not None:
+            words.append(f"its results are those of {twin} in every round")
+        if words:
+            out[label] = words
+    return out
+
+
+def _settings(run: Result, base: Result, baseline: str, wanted: Mapping[str, Any]) -> list[str]:
+    out = []
+    for key, value in run.config.items():
+        if key in _OWN:
+            continue
+        if key in wanted and value != wanted[key]:
+            out.append(f"{key}={_word(value)}, not {_word(wanted[key])} as asked")
+        elif key not in wanted and value != base.config.get(key):
+            out.append(f"{key}={_word(value)} ({baseline}: {_word(base.config.get(key))})")
+        if key == "public" and _taken(run) != _taken(base):
+            out.append("so its clients hold other data")
+    return out
+
+
+def _model(run: Result, base: Result) -> list[str]:
+    mine, theirs = _beginning(run), _beginning(base)
+    changed = [f"{key}={_word(value)}" for key, value in mine.items() if theirs[key] != value]
+    return [f"another model ({', '.join(changed)}), so other initial weights"] if changed else []
+
+
+def _turnout(results: Sequence[Result], base: Sequence[Result], baseline: str) -> list[str]:
+    pairs = list(zip(results, base, strict=True))
+    if all(_participants(one) == _participants(other) for one, other in pairs):
+        return []
+    mine, theirs = (
+        float(np.mean([r.rounds["participants"].mean() for r in side])) for side in (results, base)
+    )
+    return [f"{mine:.4g} participants a round ({baseline}: {theirs:.4g})"]
+
+
+def _twin(label: str, runs: Runs) -> str | None:
+    """An earlier method with the same losses and scores in all rounds of all seeds."""
+    for other in runs:
+        if other == label:
+            return None
+        if all(_same_results(*pair) for pair in zip(runs[label], runs[other], strict=True)):
+            return other
+    return None
+
+
+def _same_results(one: Result, other: Result) -> bool:
+    a, b = (
+        run.rounds.drop(columns=_COST, errors="ignore").select_dtypes("number").sort_index(axis=1)
+        for run in (one, other)
+    )
+    return (
+        list(a.columns) == list(b.columns)
+        and a.shape == b.shape
+        and np.allclose(a, b, rtol=_SAME_RESULT, atol=0, equal_nan=True)
+    )
+
+
+def _participants(run: Result) -> list[list[int]]:
+    return [record["participants"] for record in run.records]
+
+
+def _beginning(run: Result) -> dict[str, Any]:
+    return {key: run.about.get(key) for key in _MODEL}
+
+
+def _taken(run: Result) -> float:
+    """The share of the clients' data that became public."""
+    return Wish.parse(run.config.get("public", "none")).share
+
+
+def _alike(values: Sequence[Any]) -> bool:
+    return all(value == values[0] for value in values)
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,72 @@
+"""Settings and options as checked fields: what `Config` and every method's options have in common.
+
+Values come from a command line, a YAML file or Python, so anything may be in them. What pydantic
+would take for a number though nobody means one (`clients=true`) is refused, and a wrong value is
+quoted in a few words, however large it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+_QUOTED = 120  # characters of a wrong value that are worth reading
+_LONGEST = 4096  # characters: that of a path
+_LARGEST = 2**63 - 1  # what numpy and torch can count to
+_DEEP = 4  # levels of lists that a setting has at most
+
+
+class Options(BaseModel):
+    """Fields whose numbers are numbers, and finite unless a field says otherwise."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _sane(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if _holds_truth(value) and not _takes(annotation, (bool, Any)):
+            raise ValueError("true and false are not values for this; give a number or a word")
+        if isinstance(value, str) and len(value) > _LONGEST:
+            raise ValueError(f"it has more than {_LONGEST:,} characters")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _not_endless(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise ValueError(f"whole numbers are at most {_LARGEST:,}")
+        return value
+
+
+def quoted(value: Any) -> str:
+    """A value as the user may recognise it, in a few characters.
+
+    >>> quoted("x" * 200)[-25:], quoted(10**5000)
+    ("xxx...' (200 characters)", 'a number of 5,000 digits')
+    """
+    if isinstance(value, int) and abs(value) >= 10**_QUOTED:
+        return f"a number of {round(value.bit_length() * 0.30103):,} digits"  # log10 of 2
+    if isinstance(value, str) and len(value) > _QUOTED:
+        return f"{value[:_QUOTED]!r}"[:-1] + f"...' ({len(value):,} characters)"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}..."
+
+
+def wrong(error: ValidationError) -> tuple[str, str, str]:
+    """The first field that is wrong, the value as it was given, and why not."""
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else "?"
+    message = first["msg"].removeprefix("Value error, ")
+    return name, quoted(first.get("input")), message[:1].lower() + message[1:]
+
+
+def _takes(annotation: Any, kinds: tuple[Any, ...]) -> bool:
+    return annotation in kinds or any(_takes(inner, kinds) for inner in get_args(annotation))
+
+
+def _holds_truth(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, list | tuple) and depth < _DEEP:
+        return any(_holds_truth(inner, depth + 1) for inner in value)
+    return type(value).__name__ in ("bool", "bool_")  # numpy's is the second
