@@ -83,6 +83,12 @@ class Gathering:
     state: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    arrived: Tensor | None = None
+
+    @property
+    def heard(self) -> Tensor:
+        """The rows as other nodes get them: encoded, or spoilt, on the way."""
+        return self.rows if self.arrived is None else self.arrived
 
     @property
     def classes(self) -> np.ndarray:

@@ -253,7 +253,7 @@ class DominatingSet(Mix):
         met = met[g.clients].astype(np.int32)
         return replace(
             Entries.none(g.layout.size, g.rows.dtype),
-            rows=g.rows,
+            rows=g.heard,
             owner=g.clients,
             round=np.full(len(g.clients), g.round),
             size=g.weights,

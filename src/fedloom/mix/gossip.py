@@ -108,7 +108,7 @@ class Gossip(Mix):
         sender = np.searchsorted(g.clients, sender)
         covers = _covers(g)
         weight, due = g.weights[sender], g.round + late
-        sent = Mail(g.rows, covers, sender, receiver, due, weight)
+        sent = Mail(g.heard, covers, sender, receiver, due, weight)
         mail = Mail.of(g.memory["mail"].get(0), g.layout.size, g.rows.dtype)
         mail = mail.joined(sent.keep(late > 0)) if (late > 0).any() else mail
         arrives = (mail.due <= g.round) & np.isin(mail.receiver, g.clients)

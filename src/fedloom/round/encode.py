@@ -27,10 +27,12 @@ _BLOCK = 256  # values that share a scale
 
 
 class Encoding(ABC):
-    """`changes`: clients send changes of what they were told, with error feedback; `down`: what
-    the server tells is encoded, too; `beside`: so are values that travel beside the model."""
+    """`changes`: clients send changes of what they were told, with error feedback; `whole`: a model
+    that nobody knows the start of can be encoded as well; `down`: what the server tells is encoded,
+    too; `beside`: so are values that travel beside the model."""
 
     changes: bool = False
+    whole: bool = True
     down: bool = False
     beside: bool = True
 
@@ -105,6 +107,7 @@ class TopK(Encoding):
 
     share: float
     changes = True
+    whole = False
     beside = False
 
     def encode(self, values: Tensor) -> Payload:

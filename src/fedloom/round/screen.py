@@ -6,6 +6,7 @@ run asks for it, a change of a size that is usual in this round.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +73,42 @@ class Screen:
                 reason = f"its change has norm {norm:.3g}{usual}, and the bound is {limit:.3g}"
                 wrong.append(Refusal(int(sent.clients[i]), reason))
         return sorted(wrong, key=lambda refusal: refusal.client)
+
+
+def refuse_heard(
+    screen: Screen,
+    sent: Sent,
+    own: Tensor,
+    starts: Tensor,
+    sender: np.ndarray,
+    receiver: np.ndarray,
+) -> Iterator[tuple[int, Refusal]]:
+    """Among nodes: messages that their receivers turn away, by position in `sender`.
+
+    A node measures what it hears by how far that is from its own model, relative to the lower
+    median of that and of its own change in the round: it can't know what others heard.
+    """
+    finite = np.array([_finite(row) for row in sent.model])
+    place = {int(client): i for i, client in enumerate(sent.clients)}
+    for node in np.unique(receiver):
+        me = place[int(node)]
+        at = np.flatnonzero(receiver == node)
+        far = {}
+        for k in at:
+            i = place[int(sender[k])]
+            if not finite[i]:
+                yield int(k), Refusal(int(sender[k]), "it holds NaN or infinite values")
+            elif screen.bound is not None:
+                far[int(k)] = float((sent.model[i].double() - own[me].double()).norm())
+        if screen.bound is None or not far:
+            continue
+        change = float((own[me].double() - starts[me].double()).norm())
+        usual = sorted([change, *far.values()])[len(far) // 2]
+        limit = screen.bound * usual if screen.relative else screen.bound
+        for k, norm in far.items():
+            if norm > limit:
+                reason = f"it is {norm:.3g} from what it met, and the bound is {limit:.3g}"
+                yield k, Refusal(int(sender[k]), reason)
 
 
 def _finite(values: Tensor) -> bool:
