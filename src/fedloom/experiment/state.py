@@ -1,115 +1,99 @@
 """The state of a run between two rounds: all that a checkpoint has to hold, and nothing else.
 
-One shared row, the columns that clients keep, and what the method's parts declared to remember.
+It is that of the two sides (`round.server`, `round.client`), and of the post between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from fedloom.engine import Engine
 from fedloom.errors import FedloomError
-from fedloom.layout import Layout
-from fedloom.mix.base import Fields, Mix, Mixed
+from fedloom.kinds import Sizes, Values
+from fedloom.method import Method
+from fedloom.newcomer import Newcomer
 from fedloom.population import Population
-from fedloom.select import Last
+from fedloom.round.client import Clients
+from fedloom.round.plan import Plan
+from fedloom.round.post import Post
+from fedloom.round.server import Server
 
 #: clients → the weights n_k of their data
 Weigh = Callable[[np.ndarray], np.ndarray]
 
 
-_LAST = "last"  # what a client last sent, kept for selectors that ask
-
-
+@dataclass
 class State:
-    """The shared row, the kept rows and the declared memory."""
+    """Both sides of the line."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        mix: Mix,
-        shared: Tensor,
-        weigh: Weigh | None = None,
-        recalls: bool = False,
-    ) -> None:
-        self.shared = shared
-        self.weigh = weigh
-        self.kept = Population(mix.kept(layout), layout.dtype)
-        names = (*mix.memory, _LAST) if recalls else mix.memory
-        self.memory: dict[str, dict[int, Fields]] = {name: {} for name in names}
-        self.recalls = recalls
+    plan: Plan
+    server: Server
+    clients: Clients
+    post: Post
+
+    @staticmethod
+    def of(
+        method: Method,
+        sizes: Sizes,
+        row: Tensor,
+        weigh: Weigh,
+        engine: Engine | None = None,
+        optimiser: Values | None = None,
+        plan: Plan | None = None,
+        **post: object,
+    ) -> State:
+        """The state before the first round; `row` is the initial model."""
+        plan = plan or Plan.of(method, sizes, optimiser)
+        server = Server(
+            method.mix, sizes.layout, plan.columns, row, sizes,
+            told=plan.told, remembers="last" in method.select.needs,
+        )  # fmt: skip
+        clients = Clients(method, plan, plan.initial(sizes, row), engine, weigh)
+        nodes = method.mix.home == "node"
+        gradients = method.local.hands_back == "gradients"
+        return State(
+            plan, server, clients, Post(plan, nodes=nodes, gradients=gradients, **post)  # type: ignore[arg-type]
+        )
+
+    @property
+    def shared(self) -> Tensor:
+        """The shared model, with initial values where columns are private."""
+        return self.server.shared
+
+    @property
+    def kept(self) -> Population:
+        return self.clients.kept
 
     @property
     def personal(self) -> bool:
-        """Whether clients keep anything of their own."""
-        return len(self.kept.columns) > 0
+        return self.plan.personal
 
-    def rows(self, clients: np.ndarray) -> Tensor:
-        """The model of each client: what it keeps over what is shared."""
-        return self.kept.compose(clients, self.shared)
+    def knows(self, client: int) -> bool:
+        """Whether this client has the model that it would be scored with."""
+        return not self.personal or client in self.kept
 
-    def apply(self, mixed: Mixed, clients: np.ndarray, rows: Tensor) -> None:
-        """Keep what the clients trained, then what the mix made of it."""
-        undeclared = set(mixed.memory) - set(self.memory)
-        if undeclared:
-            raise FedloomError(
-                f"The mix remembers '{sorted(undeclared)[0]}' without declaring it: add the name "
-                "to its `memory`, so that checkpoints and deployment know of it."
-            )
-        if self.personal:
-            self.kept.put(clients, rows)
-        if mixed.reset:
-            self.kept.clear()
-        if mixed.shared is not None:
-            self.shared = mixed.shared
-        if mixed.clients is not None and mixed.rows is not None:
-            self.kept.put(mixed.clients, mixed.rows)
-        for name, entries in mixed.memory.items():
-            self.memory[name].update(entries)
+    def models(self, clients: np.ndarray) -> Tensor:
+        """The model that each client is scored with."""
+        return self.clients.models(clients, self.server.tell())
 
-    def lasts(self, clients: np.ndarray) -> list[Last | None] | None:
-        """What these clients last sent, if anybody wants to know."""
-        if not self.recalls:
-            return None
-        known = [self.memory[_LAST].get(int(client)) for client in clients]
-        return [None if k is None else Last(k["row"], k.get("index")) for k in known]
-
-    def recall(
-        self, clients: np.ndarray, rows: Sequence[Tensor], indexes: Sequence[Tensor | None]
-    ) -> None:
-        """Keep what clients sent, if anybody will want to know."""
-        if self.recalls:
-            for client, row, index in zip(clients, rows, indexes, strict=True):
-                where = {} if index is None else {"index": index.to(torch.int32)}
-                self.memory[_LAST][int(client)] = {"row": row.clone(), **where}
+    def candidates(self, newcomer: Newcomer, weights: np.ndarray) -> Tensor:
+        """The models that somebody without one of its own may try."""
+        base = self.clients.base(self.server.tell())
+        kept = self.kept if len(self.plan.private) else Population(self.plan.private, base.dtype)
+        return self.plan.sections.model(newcomer.candidates(base, kept, weights))
 
     def tensors(self) -> dict[str, Tensor]:
-        out = {"shared": self.shared}
-        if self.personal:
-            out |= {f"kept/{name}": value for name, value in self.kept.tensors().items()}
-            if self.weigh is not None:  # a newcomer may be given their average
-                out["kept/weights"] = torch.from_numpy(self.weigh(self.kept.clients))
-        for name, entries in self.memory.items():
-            for key, fields in entries.items():
-                out |= {f"memory/{name}/{key}/{field}": v for field, v in fields.items()}
+        out = {**self.server.tensors(), **self.clients.tensors(), **self.post.tensors()}
         return {name: value.contiguous() for name, value in out.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        if tensors["shared"].shape != self.shared.shape:
-            raise FedloomError(
-                f"The checkpoint holds a model of {tensors['shared'].numel():,} values, this "
-                f"config builds one of {self.shared.numel():,}."
-            )
-        self.shared = tensors["shared"].clone()
-        if self.personal and "kept/clients" in tensors:
-            self.kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
-        for path, value in tensors.items():
-            if path.startswith("memory/"):
-                _, name, key, field = path.split("/", 3)
-                self.memory[name].setdefault(int(key), {})[field] = value.clone()
+        self.server.restore(tensors)
+        self.clients.restore(tensors)
+        self.post.restore(dict(tensors))
 
     def adopt(
         self, tensors: Mapping[str, Tensor], kept: Sequence[Sequence[int]], same_clients: bool
@@ -119,15 +103,16 @@ class State:
         What only this method keeps or remembers starts empty: its clients have the shared model.
         """
         keeps = len(tensors.get("kept/clients", ())) > 0
-        names = {path.split("/")[1] for path in tensors if path.startswith("memory/")}
+        names = {path.split("/")[1] for path in tensors if path.startswith(("memory/", "server/"))}
+        known = {*self.server.state, *self.server.memories()}
         if keeps and [list(r) for r in kept] != [list(r) for r in self.kept.columns.ranges]:
             raise FedloomError(
                 "its clients keep parts of the model to themselves, and this method would not keep "
                 "the same ones. Fork it with a method that does."
             )
-        if names - set(self.memory):
+        if names - known:
             raise FedloomError(
-                f"its method remembers '{sorted(names - set(self.memory))[0]}' between rounds, and "
+                f"its method remembers '{sorted(names - known)[0]}' between rounds, and "
                 "this one does not. Fork it with a method that does."
             )
         if (keeps or names) and not same_clients:
@@ -135,4 +120,5 @@ class State:
                 "it holds what its clients keep or what is remembered of them, and clients would "
                 "have other data here. Leave data, clients, partition and seed as they were."
             )
-        self.restore(tensors)
+        fresh = {f"server/{name}": value for name, value in self.server.state.items()}
+        self.restore({**fresh, **tensors})

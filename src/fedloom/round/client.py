@@ -24,9 +24,10 @@ from fedloom.round.plan import OWN, Plan
 
 @dataclass(frozen=True)
 class Round:
-    """What the clients of a round made: their rows, and what it took."""
+    """What the clients of a round made: their rows at its start and end, and what it took."""
 
     clients: np.ndarray
+    starts: Tensor
     rows: Tensor
     trained: Trained
 
@@ -39,16 +40,21 @@ class Clients:
         method: Method,
         plan: Plan,
         initial: Tensor,
-        engine: Engine,
+        engine: Engine | None,
         weigh: Callable[[np.ndarray], np.ndarray],
     ) -> None:
         self.plan = plan
-        self.engine = engine
+        self._engine = engine
         self.weigh = weigh
         self._own, self._beside = method.own, plan.own_sections(method)
         self._validates = method.mix.validates
         self._initial = initial  # a whole row, with the values that nobody has set yet
         self.kept = Population(plan.sections.columns(plan.private, plan.keeps), initial.dtype)
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "these clients can't train: they have no engine"
+        return self._engine
 
     def rows(self, clients: np.ndarray, told: Told) -> Tensor:
         """Each client's row: what it was told, and over that what it keeps."""
@@ -83,8 +89,10 @@ class Clients:
             self.plan.sections[OWN].view(rows).copy_(torch.stack(beside.rows))
             trained = trained.with_more(beside)
         if len(self.kept.columns):
-            self.kept.put(clients, rows)
-        return Round(clients, rows, trained)
+            # One whose training diverged keeps what it had.
+            well = np.flatnonzero(torch.isfinite(rows.sum(1)).numpy())
+            self.kept.put(clients[well], rows[well])
+        return Round(clients, starts, rows, trained)
 
     def message(self, done: Round, senders: np.ndarray) -> Sent:
         """What leaves the senders: a copy where it is a part, so that nothing else can be reached
@@ -92,13 +100,12 @@ class Clients:
         plan, rows = self.plan, done.rows
         model = plan.sections.model(rows)
         indexes = done.trained.indexes
-        if not plan.columns.everything:
-            model = plan.columns.take(model).clone()
-            indexes = tuple(None if i is None else plan.columns.within(i) for i in indexes)
-        elif plan.sections:
-            model = model.clone()
+        if plan.sections:
             size = plan.sections.layout.size
             indexes = tuple(None if i is None else i[i < size] for i in indexes)
+        if plan.sections or not plan.columns.everything:
+            model = plan.columns.take(model).clone()
+            indexes = tuple(None if i is None else plan.columns.within(i) for i in indexes)
         sent = Sent(
             clients=done.clients,
             model=model,
@@ -109,6 +116,11 @@ class Clients:
             accuracy=self._accuracy(done),
         )
         return sent.only(np.searchsorted(done.clients, senders))
+
+    def starts(self, done: Round, senders: np.ndarray) -> Tensor:
+        """The columns that travel, as the senders had them when the round began."""
+        at = torch.from_numpy(np.searchsorted(done.clients, senders))
+        return self.plan.columns.take(self.plan.sections.model(done.starts)[at])
 
     def deliver(self, clients: np.ndarray, model: Tensor, told: Told) -> None:
         """These clients get columns of the model in place of those that they hold."""
@@ -134,7 +146,7 @@ class Clients:
         return out | {"kept/weights": torch.from_numpy(self.weigh(self.kept.clients))}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        if len(self.kept.columns):
+        if len(self.kept.columns) and "kept/clients" in tensors:
             self.kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
 
     def _train_own(self, task: Task, clients: np.ndarray, starts: Tensor) -> Trained:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fedloom.errors import FedloomError
 from fedloom.kinds import Kind, Model, Sections, Sizes, Values, Weights
-from fedloom.layout import Columns, Layout
+from fedloom.layout import Columns
 from fedloom.method import FACTS, Method
 
 OWN = "own"  # the section of a client's second model
@@ -25,6 +27,7 @@ class Plan:
     sections: Sections
     columns: Columns  # of the model, that travel
     private: Columns  # of the model, that live with the clients
+    values: Values  # all that is told, kept or sent beside the model
     told: tuple[str, ...] = ()
     keeps: tuple[str, ...] = ()
     sends: tuple[str, ...] = ()
@@ -48,10 +51,16 @@ class Plan:
             sections=Sections.of(named, sizes),
             columns=layout.columns(method.mix.part),
             private=method.mix.kept(layout),
+            values=named,
             told=tuple(local.told),
             keeps=tuple(keeps),
             sends=tuple(local.sends),
         )
+
+    def initial(self, sizes: Sizes, row: Tensor) -> Tensor:
+        """A whole row before anybody has set anything; `row` is the initial model."""
+        start = {name: kind.initial(sizes, row) for name, kind in self.values.items()}
+        return self.sections.widened(row, start)
 
     @property
     def personal(self) -> bool:

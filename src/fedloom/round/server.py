@@ -118,7 +118,7 @@ class Server:
         """What a checkpoint has to hold of this side."""
         out = {"shared": self.shared}
         out |= {f"server/{name}": value for name, value in self.state.items()}
-        for name, entries in self._memories().items():
+        for name, entries in self.memories().items():
             for key, fields in entries.items():
                 out |= {f"memory/{name}/{key}/{field}": v for field, v in fields.items()}
         return out
@@ -132,13 +132,14 @@ class Server:
         self.model = self.columns.take(tensors["shared"]).clone()
         for name in self.state:
             self.state[name] = tensors[f"server/{name}"].clone()
-        memories = self._memories()
+        memories = self.memories()
         for path, value in tensors.items():
             if path.startswith("memory/"):
                 _, name, key, field = path.split("/", 3)
                 memories[name].setdefault(int(key), {})[field] = value.clone()
 
-    def _memories(self) -> dict[str, dict[int, Fields]]:
+    def memories(self) -> dict[str, dict[int, Fields]]:
+        """All that is kept by name and key."""
         return self.memory | ({} if self._lasts is None else {_LAST: self._lasts})
 
     def _check(self, mixed: Mixed) -> None:
