@@ -7,11 +7,13 @@ client gave.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset, stratified
@@ -72,10 +74,21 @@ class PublicSet:
     """Images as networks are fed them, (N, C, H, W), normalised unless they are tokens; labels where
     they are known."""
 
-    x: np.ndarray
-    y: IntArray | None
+    x: Tensor
+    y: Tensor | None
     note: str
     taken: IntArray | None = None  # from every client, where they are a share of its data
+
+    @staticmethod
+    def of(
+        x: np.ndarray, y: np.ndarray | None, note: str, taken: IntArray | None = None
+    ) -> PublicSet:
+        labels = None if y is None else torch.from_numpy(y)
+        return PublicSet(torch.from_numpy(x), labels, note, taken)
+
+    def on(self, device: torch.device) -> PublicSet:
+        """The same on this device."""
+        return replace(self, x=self.x.to(device), y=None if self.y is None else self.y.to(device))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -112,7 +125,7 @@ def public_set(spec: str, federation: Federation, tokens: bool = False) -> Publi
             )
         shape = (wish.count or 0, *dataset.shape)
         x = stream(federation.seed, "public").standard_normal(shape, dtype=np.float32)
-        return PublicSet(x, None, f"{len(x)} images of noise, without labels")
+        return PublicSet.of(x, None, f"{len(x)} images of noise, without labels")
     return _of_another(wish, dataset, federation.seed, tokens)
 
 
@@ -124,7 +137,7 @@ def _of_clients(federation: Federation, tokens: bool) -> PublicSet:
         f"{len(indices)} of the clients' {len(dealt.indices)} images, "
         f"{taken.min()} to {taken.max()} from each"
     )
-    return PublicSet(_fed(dataset, dataset.x[indices], tokens), dataset.y[indices], note, taken)
+    return PublicSet.of(_fed(dataset, dataset.x[indices], tokens), dataset.y[indices], note, taken)
 
 
 def _of_another(wish: Wish, dataset: Dataset, seed: int, tokens: bool) -> PublicSet:
@@ -151,7 +164,7 @@ def _of_another(wish: Wish, dataset: Dataset, seed: int, tokens: bool) -> Public
     labels = other.y[indices] if other.classes == dataset.classes else None
     known = "" if labels is not None else ", whose labels are not those of this run"
     note = f"{len(indices)} training images of {other.name}{known}"
-    return PublicSet(_fed(dataset, other.x[indices], tokens), labels, note)
+    return PublicSet.of(_fed(dataset, other.x[indices], tokens), labels, note)
 
 
 def _same(a: Dataset, b: Dataset) -> bool:

@@ -3,7 +3,7 @@
 from fedloom.engine.base import Block, Engine, Scored, Setting, Task, Trained
 from fedloom.engine.choose import make_engine
 from fedloom.engine.serial import Serial
-from fedloom.engine.worker import Diverged
+from fedloom.engine.worker import Diverged, diverged
 
 __all__ = [
     "Block",
@@ -14,5 +14,6 @@ __all__ = [
     "Setting",
     "Task",
     "Trained",
+    "diverged",
     "make_engine",
 ]

@@ -50,12 +50,7 @@ def is_plain(rule: LocalRule, optimiser: Optimiser) -> bool:
     """Whether a step is w ← w − η ∇L and nothing else."""
     bends = type(rule).direction is not LocalRule.direction
     extra = optimiser.momentum or optimiser.weight_decay or optimiser.clip is not None
-    return (
-        rule.hands_back == "weights"
-        and optimiser.kind == "sgd"
-        and not bends
-        and not extra
-    )
+    return rule.hands_back == "weights" and optimiser.kind == "sgd" and not bends and not extra
 
 
 def plain_step(layers: Layers, weights: Tensor, data: Stack, lr: float) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedloom.data.public import PublicSet
 from fedloom.engine.base import Block, Done, Scored, Setting, Task
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
 from fedloom.engine.memory import keep_freed_memory
@@ -28,10 +29,9 @@ from fedloom.local.rule import Back, Context, Samples
 from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
 from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
-from fedloom.select import Ask, Last, Public, Selection
+from fedloom.select import Ask, Last, Selection
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
-
 
 OPTIMISER = "optimiser."  # in front of the names of what an optimiser remembers
 
@@ -115,9 +115,7 @@ class Worker:
         values = self._values(task, row, selection)
         return Job(client, selection, row, start, values, shelves, steps, widths, held, seconds)
 
-    def _values(
-        self, task: Task, row: Tensor, selection: Selection | None
-    ) -> dict[str, Tensor]:
+    def _values(self, task: Task, row: Tensor, selection: Selection | None) -> dict[str, Tensor]:
         """The named values in a row."""
         if task.sections is None:
             return {}
@@ -389,12 +387,9 @@ class Worker:
         )
 
     @cached_property
-    def _public(self) -> Public | None:
-        found, device = self.setting.public, self.setting.device
-        if found is None:
-            return None
-        y = None if found.y is None else torch.from_numpy(found.y).to(device)
-        return Public(torch.from_numpy(found.x).to(device), y)
+    def _public(self) -> PublicSet | None:
+        found = self.setting.public
+        return None if found is None else found.on(self.setting.device)
 
     @cached_property
     def _public_shelf(self) -> PublicShelf:

@@ -103,13 +103,15 @@ def fingerprints(
     """What tells the contents behind a config's names from others."""
     dealt, new = federation.partition, federation.newcomers
     shapes = [(e.name, e.kind, e.shape, str(e.dtype)) for e in layout.entries]
-    public_arrays = [] if public is None else [public.x, public.y]
+    public_arrays = (
+        [] if public is None else [t.numpy() for t in (public.x, public.y) if t is not None]
+    )
     return {
         "fingerprint": _labels(dataset),
         "images": _images(dataset),
         "dealt": _sum(dealt.indices, dealt.offsets, new.indices, new.offsets),
         "dealt_capacities": _sum(capacities),
-        "public_images": _sum(*(a for a in public_arrays if a is not None)),
+        "public_images": _sum(*public_arrays),
         "method_source": _method_source(config, method, options),
         "model_source": _digest([source_of(config.model)])
         if is_file(config.model)

@@ -15,13 +15,14 @@ from fedloom.data.dataset import Dataset, as_images
 from fedloom.data.images import empty_like
 from fedloom.data.partition import Partition
 from fedloom.data.split import Federation
-from fedloom.engine import Serial, Setting, Task
+from fedloom.engine import Serial, Setting
 from fedloom.engine.batches import Source
 from fedloom.errors import FedloomError
+from fedloom.experiment.evaluation import Adapting
 from fedloom.experiment.rescore import scored_with
 from fedloom.experiment.setup import placed
 from fedloom.experiment.state import State
-from fedloom.local import Optimiser
+from fedloom.kinds import Sizes
 from fedloom.models.norm import has_batch_norm, has_measured_norm, settle
 from fedloom.models.voting import Voting
 
@@ -48,7 +49,10 @@ def personal_model(
         raise FedloomError(
             f"Clients of {config.method} share nothing, so there is nothing to give to a newcomer."
         )
-    state = State(layout, method.mix, tensors["shared"])
+    sizes = Sizes(layout, about["classes"], about.get("public_size", 0))
+    remembered = config.optimiser_at(1).values if config.optimiser_state == "kept" else None
+    owners = tensors["kept/weights"].numpy() if "kept/weights" in tensors else np.empty(0)
+    state = State.of(method, sizes, tensors["shared"], lambda clients: owners, optimiser=remembered)
     state.restore(tensors)
     module, submodels = build(), bool(about.get("submodels", False))
     dataset = _dataset(images, labels, about)
@@ -69,24 +73,14 @@ def personal_model(
         tokens=about.get("tokens", False),
     )
     engine = Serial(setting)
-    budget = replace(
-        config.budget,
-        epochs=method.adapt.epochs,
-        steps=None,
-        least=2 if has_batch_norm(module) else 1,
-    )
+    budget = replace(config.budget, least=2 if has_batch_norm(module) else 1)
+    last = config.optimiser_at(config.rounds)
+    adapting = Adapting(method.adapt, budget, last, round=0, learns="all")
 
     def adapted(row: Tensor) -> Tensor:
-        rule, rate = method.adapt.rule, method.adapt.lr
-        if rule is None:
-            return row
-        optimiser = config.optimiser(config.rounds) if rate is None else Optimiser(rate)
-        task = Task(rule, budget, optimiser, 0, data=dict.fromkeys(rule.parts, "all"))
-        return engine.train(task, _ME, row.unsqueeze(0)).rows[0]
+        return adapting.rows(engine, _ME, row.unsqueeze(0))[0]
 
-    weights = tensors["kept/weights"].numpy() if state.personal else np.empty(0)
-    candidates = method.newcomer.candidates(state.shared, state.kept, weights)
-    tried = [adapted(row) for row in candidates]
+    candidates = state.candidates(method.newcomer, owners)
     scale = dataset.mean, dataset.std
     source = Source(dataset.x, dataset.y, *scale, setting.device, tokens=setting.tokens)
 
@@ -95,9 +89,9 @@ def personal_model(
         return settle(layout.load(made, row), images, submodels)
 
     if method.newcomer.choice == "vote":
-        return Voting([ready(build(), row) for row in tried]).eval()
-    losses = [float(engine.score(_ME, row.unsqueeze(0), "all").loss[0]) for row in tried]
-    return ready(module, tried[int(np.argmin(losses))])
+        return Voting([ready(build(), adapted(row)) for row in candidates]).eval()
+    best = adapting.best(engine, _ME, candidates)[0] if len(candidates) > 1 else 0
+    return ready(module, adapted(candidates[int(best)]))
 
 
 def _dataset(images: npt.ArrayLike, labels: npt.ArrayLike, about: dict[str, Any]) -> Dataset:

@@ -12,9 +12,9 @@ import torch
 from fedloom.data.partition import Partition
 from fedloom.errors import FedloomError, nearest
 from fedloom.experiment.config import make_config, merge
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.plugins import is_file, method_class
 from fedloom.experiment.result import SCORED_ON, flat_scores
-from fedloom.experiment.runner import Runner
 from fedloom.experiment.settings import RESCORABLE, Config
 from fedloom.experiment.setup import prepare
 from fedloom.methods.registry import MethodOptions
@@ -53,7 +53,7 @@ def rescore(
     try:
         experiment.restore(result.path, tensors, about, {*RESCORABLE, *options.at_test})
         t = int(about["round"])
-        record, clients = Runner(experiment, result.store).score(t)
+        record, clients = Evaluation(experiment).score(t)
     finally:
         torch.set_num_threads(threads)
         experiment.engine.close()

@@ -158,19 +158,32 @@ class Result:
         row = tensors["shared"]
         if "kept/clients" in tensors:
             ranges = tuple((start, stop) for start, stop in about["kept"])
-            kept = Population(Columns(ranges, layout.size), layout.dtype)
+            width = about.get("width", layout.size)
+            kept = Population(Columns(ranges, width), layout.dtype)
             kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
-            if client is None and len(kept):
+            if client is None and len(kept) and about.get("personal", True):
                 raise FedloomError(
                     "Clients of this method keep models of their own: say whose, for example "
                     f"model(client={int(kept.clients[0])})."
                 )
-            row = row if client is None else kept.compose([client], row)[0]
+            if client is not None:
+                row = self._own_row(kept, client, row, about)
         layout.load(module, row)
         submodels = bool(about.get("submodels", False))
         if has_measured_norm(module, submodels):
             self._measure(module, client, submodels)
         return module.eval()
+
+    def _own_row(self, kept: Population, client: int, row: Tensor, about: dict[str, Any]) -> Tensor:
+        """A client's model: what it keeps over the shared one, or its second model."""
+        import torch
+
+        base = torch.cat([row, row.new_zeros(kept.columns.width - len(row))])
+        whole = kept.compose([client], base)[0]
+        if about.get("own") is None or client not in kept:
+            return whole[: len(row)]
+        start, stop = about["own"]
+        return whole[start:stop]
 
     def _measure(self, module: nn.Module, client: int | None, every: bool) -> None:
         """Norm statistics that no checkpoint holds, as they were when the run was scored."""

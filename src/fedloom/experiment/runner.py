@@ -1,9 +1,9 @@
 """The walk of a run, the same for every method.
 
-Topology says who is there, select gives each one its indices, rows are gathered, the engine runs
-the local rule on them, mix combines what came back into the declared state; every `eval_every`
-rounds each client's own model (state composed, then adapted) is scored. Nothing here may depend on
-which method it is.
+A round is messages: the topology says who is there, the server tells the participants what it has
+to tell, the clients compose their models, train, keep and send, the post carries and checks what
+was sent, and the server lets the mix combine it into its state; every `eval_every` rounds clients
+are scored (`evaluation.py`). Nothing here may depend on which method it is.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-import pandas as pd
 import torch
-from torch import Tensor
 
-from fedloom.engine import Scored, Task, Trained
+from fedloom.engine import Diverged, Task, Trained, diverged
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.interrupts import heeding_interrupts
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
-from fedloom.local import LocalRule, Optimiser
-from fedloom.metrics.alike import mean_similarity
 from fedloom.metrics.cost import peak_memory, reset_peak_memory
-from fedloom.metrics.scores import client_scores, summarise
-from fedloom.mix import Gathering, Probe, Traffic
-from fedloom.streams import stream, streams_of
+from fedloom.mix import Mixed
+from fedloom.mix.networks import Networks
+from fedloom.round.client import Round
+from fedloom.round.messages import Sent, Told
+from fedloom.round.post import Arrived
+from fedloom.round.server import Opening
+from fedloom.streams import streams_of
 from fedloom.topology.report import meetings
-
-_SCORED_AT_ONCE = 64  # personal models composed in memory at a time
 
 
 class Watcher(Protocol):
@@ -95,76 +94,146 @@ class Runner:
     def round(self, t: int) -> dict[str, Any]:
         """One round of training; returns its record."""
         started = time.perf_counter()
-        x, config, method = self.experiment, self.experiment.config, self.experiment.method
-        state, layout = x.state, x.layout
-        names = streams_of(config.seed, t)
-        contacts = method.topology.contacts(t, config.clients, config.participants, names)
-        clients = contacts.participants
-        state.kept.forget(contacts.forgotten)
-        starts = state.rows(clients)
-        optimiser = config.optimiser(t)
-        task = Task(method.local, x.budget, optimiser, t, method.select)
-        trained = x.engine.train(task, clients, starts, state.lasts(clients))
-        returned = time.perf_counter()
-        rows = _scatter(starts, trained)
-        validating = time.perf_counter()
-        accuracy = self._validate(clients, rows)
-        validated = time.perf_counter() - validating
-        gathering = Gathering(
-            round=t,
-            layout=layout,
-            contacts=contacts,
-            shared=state.shared,
-            clients=clients,
-            weights=self._weights(clients),
-            rows=rows,
-            lr=optimiser.lr,
-            stream=names,
-            indexes=trained.indexes,
-            whole_down=method.select.sees_data,
-            memory=state.memory,
-            probe=self._probe,
-            accuracy=accuracy,
-            **self._class_facts(clients),
-        )
-        mixed = method.mix.combine(gathering)
-        state.recall(clients, trained.rows, trained.indexes)
-        state.apply(mixed, clients, rows)
-        traffic = mixed.traffic or method.mix.traffic(gathering)
-        up, down = self._bytes(traffic, t)
-        seen = max(int(trained.samples.sum()), 1)
+        x, config = self.experiment, self.experiment.config
+        opening = self._open(t)
+        state, clients = x.state, opening.contacts.participants
+        state.kept.forget(opening.contacts.forgotten)
+        told = state.post.told(state.server.tell())
+        task = Task(x.method.local, x.budget, opening.optimiser, t, x.method.select,
+                    sections=state.plan.sections or None, screened=True)  # fmt: skip
+        done = state.clients.train(task, clients, told, state.server.lasts(clients))
+        senders = x.method.mix.senders(t, clients, opening.stream)
+        sent = state.clients.message(done, senders)
+        measured = time.perf_counter()
+        mixed, arrived = self._exchange(opening, task, done, sent, told)
+        up, down = self._traffic(mixed, arrived, done, told, senders)
+        seen = max(int(done.trained.samples.sum()), 1)
         ended = time.perf_counter()
         record = {
             "round": t,
             "participants": clients.tolist(),
-            "lr": optimiser.lr,
-            "train_loss": float((trained.loss * trained.samples).sum() / seen),
-            "bytes_up": up,
-            "bytes_down": down,
-            "macs": int(trained.macs.sum()),
-            "steps": int(trained.steps.sum()),
+            "lr": opening.optimiser.lr,
+            "train_loss": float((done.trained.loss * done.trained.samples).sum() / seen),
+            "bytes_up": int(up.sum()),
+            "bytes_down": int(down.sum()),
+            "macs": int(done.trained.macs.sum()),
+            "steps": int(done.trained.steps.sum()),
             "seconds": time.perf_counter() - started,
-            **meetings(contacts),
-            **mixed.record,
-            "profile": {**trained.seconds, "mix": ended - returned - validated},
+            **meetings(opening.contacts),
+            **mixed.metrics,
+            "profile": {**done.trained.seconds, "mix": ended - measured},
         }
-        if trained.gaps:
-            record["gap"] = float(np.mean(trained.gaps))
+        if arrived.refused:
+            record["skipped"] = {str(r.client): r.reason for r in arrived.refused}
+        if done.trained.gaps:
+            record["gap"] = float(np.mean(done.trained.gaps))
         if not (x.capacities == 1).all():
-            record["devices"] = self._devices(clients, trained, traffic)
-        return {**record, "mix": dict(mixed.report)} if mixed.report else record
+            record["devices"] = self._devices(clients, done.trained, up, down)
+        if x.method.topology.pools:  # the data moves once, the model never
+            record |= {"bytes_up": self._pooled_bytes() if t == 1 else 0, "bytes_down": 0}
+        return {**record, "mix": dict(mixed.notes)} if mixed.notes else record
+
+    def _open(self, t: int) -> Opening:
+        x, config = self.experiment, self.experiment.config
+        names, topology = streams_of(config.seed, t), x.method.topology
+        where = (t, config.clients, config.participants, names)
+        asked = {"facts": x.facts(topology.needs, t)} if topology.needs else {}
+        contacts = topology.contacts(*where, **asked)
+        return Opening(t, contacts, config.optimiser_at(t), names, config.clients)
+
+    def _exchange(
+        self, opening: Opening, task: Task, done: Round, sent: Sent, told: Told
+    ) -> tuple[Mixed, Arrived]:
+        """Carry what was sent to where it is combined, and take over what that makes of it."""
+        x, state, t = self.experiment, self.experiment.state, opening.round
+        meets = x.method.mix.meets
+        starts = state.clients.starts(done, sent.clients)
+        known = starts if meets else state.server.origin(sent.clients)
+        arrived = state.post.up(sent, starts, t)
+        if meets:
+            arrived, contacts = state.post.let_through(arrived, sent.model, starts,
+                                                       opening.contacts)  # fmt: skip
+            opening = replace(opening, contacts=contacts)
+        else:
+            arrived = state.post.let_in(arrived, known)
+        self._mind(arrived, task)
+        heard = arrived.sent
+        own = sent.model if meets else None
+        mixed = state.server.combine(opening, heard, self._facts(heard), own)
+        self._check_finite(mixed, heard, opening)
+        state.server.remember(done.clients, done.trained.rows, done.trained.indexes)
+        now = state.server.tell()
+        if mixed.reset:
+            state.clients.reset(now)
+        if mixed.clients is not None and mixed.rows is not None:
+            state.clients.deliver(mixed.clients, mixed.rows, now)
+        return mixed, arrived
+
+    def _mind(self, arrived: Arrived, task: Task) -> None:
+        """Stop at a message that was refused, unless the run goes on without it."""
+        if not arrived.refused or self.experiment.config.on_bad == "skip":
+            return
+        first = arrived.refused[0]
+        if "NaN" in first.reason:
+            raise diverged(first.client, task)
+        raise Diverged(
+            f"The message of client {first.client} in round {task.round} was refused: "
+            f"{first.reason}. Loosen --screen, or go on without such messages: --on-bad skip."
+        )
+
+    def _check_finite(self, mixed: Mixed, sent: Sent, opening: Opening) -> None:
+        """A huge finite value may become infinite only here: name who sent it."""
+        made = [v for v in (mixed.shared, mixed.rows, *mixed.state.values()) if v is not None]
+        if all(torch.isfinite(v.sum()) or torch.isfinite(v).all() for v in made):
+            return
+        largest = sent.model.abs().amax(1) if sent.model.numel() else torch.zeros(len(sent.clients))
+        worst = int(largest.argmax())
+        raise Diverged(
+            f"{type(self.experiment.method.mix).__name__} made NaN or infinite values of what was "
+            f"sent in round {opening.round}. The largest values, up to {float(largest[worst]):.3g}, "
+            f"are from client {int(sent.clients[worst])}. Lower --lr, or bound what is let in: "
+            "--screen norm:10x --on-bad skip."
+        )
+
+    def _traffic(
+        self, mixed: Mixed, arrived: Arrived, done: Round, told: Told, senders: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes that each participant sent and got in this round."""
+        x, state = self.experiment, self.experiment.state
+        clients, mix = done.clients, x.method.mix
+        if mix.meets:
+            assert mixed.traffic is not None
+            each = state.post.bytes_per_value(arrived)
+            return (np.ceil(np.asarray(v) * each).astype(np.int64)
+                    for v in (mixed.traffic.up, mixed.traffic.down))  # type: ignore  # fmt: skip
+        up = np.zeros(len(clients), dtype=np.int64)
+        up[np.searchsorted(clients, senders)] = arrived.bytes
+        chosen_there = "data" in x.method.select.needs
+        whole: tuple[Any, ...] = (None,) * len(clients)
+        indexes = whole if chosen_there else state.plan.inside(done.trained.indexes)
+        told_now = state.post.down(told, indexes)
+        if mix.home == "server":
+            return up, told_now
+        # Models live on the nodes: they get what is delivered to them at the end of the round.
+        down = np.zeros(len(clients), dtype=np.int64)
+        if mixed.reset:
+            down += told_now
+        elif mixed.clients is not None:
+            down[np.searchsorted(clients, mixed.clients)] += told_now[0]
+        if state.plan.told:
+            down += state.post.down(replace(told, model=told.model[:0]), whole)
+        return up, down
 
     def _devices(
-        self, clients: np.ndarray, trained: Trained, traffic: Traffic
+        self, clients: np.ndarray, trained: Trained, up: np.ndarray, down: np.ndarray
     ) -> dict[str, dict[str, float]]:
         """What devices of each capacity paid in this round, in the mean."""
-        each = self.experiment.layout.bytes
         columns = {
             "parameters": np.array([row.numel() for row in trained.rows]),
             "macs": trained.macs,
             "memory": trained.memory,
-            "bytes_up": np.asarray(traffic.up) * each,
-            "bytes_down": np.asarray(traffic.down) * each,
+            "bytes_up": up,
+            "bytes_down": down,
         }
         mine, out = self.experiment.capacities[clients], {}
         for capacity in np.unique(mine)[::-1]:
@@ -176,212 +245,37 @@ class Runner:
     def evaluate(self, t: int) -> dict[str, Any]:
         """The scores after a round, with the per-client table stored."""
         started = time.perf_counter()
-        record, table = self.score(t)
+        record, table = self.evaluation.score(t)
         if table is not None:
             self.store.add_clients(t, table)
         return {**record, "eval_seconds": time.perf_counter() - started}
 
-    def score(self, t: int) -> tuple[dict[str, Any], pd.DataFrame | None]:
-        """Score the common test set and every client's own: a record and the per-client table."""
-        record: dict[str, Any] = {}
-        if self.experiment.engine.setting.static:
-            record["norms"] = {"measured": True}
-        clients = self._scored_clients
-        common = self._score_common(clients)
-        if common is not None:
-            names = {"test_accuracy": "accuracy", "test_loss": "loss"}
-            record["test"] = {name: float(common[c].mean()) for c, name in names.items()}
-        if self.experiment.method.mix.home == "node":
-            record["similarity"] = mean_similarity(self._trainable(clients))
-        tables = []
-        for population, members in (("local", clients), ("new", self._newcomers)):
-            if not len(members):
-                continue
-            table = self._score_clients(t, members)
-            if population == "local" and self.experiment.state.personal and common is not None:
-                table = table.merge(common, on="client", how="left")
-            table.insert(0, "round", t)
-            table.insert(1, "population", population)
-            tables.append(table)
-            summary = summarise(table)
-            if summary:
-                record["clients" if population == "local" else "newcomers"] = summary
-        return record, pd.concat(tables, ignore_index=True) if tables else None
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        return Evaluation(self.experiment)
 
-    def _class_facts(self, clients: np.ndarray) -> dict[str, Any]:
-        """Who holds which classes, and the class that a column works for, for mixes that ask."""
-        x = self.experiment
-        if not x.method.mix.sees_classes:
-            return {}
-        holds = np.stack([x.federation.classes_of(int(c)) for c in clients])
-        return {"holds": holds, "class_of": x.class_of}
-
-    def _validate(self, clients: np.ndarray, rows: Tensor) -> np.ndarray | None:
-        part = self.experiment.method.mix.validates
-        if part is None:
-            return None
-        confusion = self.experiment.engine.score(clients, rows, part).confusion
-        with np.errstate(invalid="ignore"):
-            return np.trace(confusion, axis1=1, axis2=2) / confusion.sum((1, 2))
-
-    def _weights(self, clients: np.ndarray) -> np.ndarray:
-        x = self.experiment
-        part = x.method.local.weighs
-        if x.method.topology.pools:
-            return np.array([x.federation.sizes(part).sum()], dtype=np.float64)
-        assert x.state.weigh is not None
-        return x.state.weigh(clients)
-
-    def _bytes(self, traffic: Traffic, t: int) -> tuple[int, int]:
-        x = self.experiment
-        if x.method.topology.pools:  # the data moves once, the model never
-            data = x.dataset
-            image = int(np.prod(data.shape)) * np.dtype(data.x.dtype).itemsize
-            label = np.min_scalar_type(max(data.n_classes - 1, 1)).itemsize
-            return (int(x.federation.sizes("train").sum()) * (image + label) if t == 1 else 0), 0
-        each = x.layout.bytes
-        return int(traffic.up.sum()) * each, int(traffic.down.sum()) * each
+    def _facts(self, sent: Sent) -> dict[str, Any]:
+        """What the mix needs to know of the senders, and the public set."""
+        x, needs = self.experiment, self.experiment.method.mix.needs
+        out: dict[str, Any] = {}
+        if "classes" in needs:
+            assert x.class_of is not None
+            holds = np.stack([x.federation.classes_of(int(c)) for c in sent.clients])
+            out["classes"] = holds, x.state.plan.columns.take(x.class_of)
+        if "public" in needs:
+            out["public"], out["public networks"] = x.public, self._networks
+        if "accuracy" in needs:
+            out["accuracy"] = sent.accuracy
+        return out
 
     @cached_property
-    def _probe(self) -> Probe | None:
-        """The public set, for a mix that said that it looks at it."""
+    def _networks(self) -> Networks:
         x = self.experiment
-        if x.public is None or not x.method.mix.sees_public:
-            return None
-        labels = None if x.public.y is None else torch.from_numpy(x.public.y)
-        module = x.engine.setting.build().to(x.device)
-        return Probe(torch.from_numpy(x.public.x), labels, module, x.layout)
+        return Networks(x.engine.setting.build().to(x.device), x.state.server.layout)
 
-    @cached_property
-    def _scored_clients(self) -> np.ndarray:
+    def _pooled_bytes(self) -> int:
         x = self.experiment
-        return x.federation.some_clients("scored-clients", x.config.eval_clients)
-
-    @cached_property
-    def _newcomers(self) -> np.ndarray:
-        return np.array(self.experiment.federation.newcomer_ids, dtype=np.int64)
-
-    def _trainable(self, clients: np.ndarray) -> Iterable[Tensor]:
-        x = self.experiment
-        return (x.state.rows(some)[:, : x.layout.trainable] for some in _chunks(clients))
-
-    def _score_common(self, clients: np.ndarray) -> pd.DataFrame | None:
-        """The common test set: by the shared model, or by each of the clients' own."""
-        x = self.experiment
-        if not len(x.federation.global_test()):
-            return None
-        if not x.state.personal:
-            # Norms of a shared model are measured on data of everybody.
-            everybody = x.federation.everybody
-            scored = x.engine.score_global(x.state.rows(everybody[:1]), everybody)
-            return _common(everybody[:1], scored)
-        who = clients
-        if len(who) > x.config.eval_common:
-            drawn = stream(x.config.seed, "common-clients").permutation(who)
-            who = np.sort(drawn[: x.config.eval_common])
-        if not len(who):
-            return None
-        tables = [
-            _common(some, x.engine.score_global(x.state.rows(some), some)) for some in _chunks(who)
-        ]
-        return pd.concat(tables, ignore_index=True)
-
-    def _score_clients(self, t: int, clients: np.ndarray) -> pd.DataFrame:
-        """Everyone with its own model or the shared one; the others by the newcomer rule."""
-        state, newcomer = self.experiment.state, self.experiment.method.newcomer
-        known = np.array([not state.personal or int(c) in state.kept for c in clients])
-        tables = [self._score_rows(t, some, state.rows(some)) for some in _chunks(clients[known])]
-        others = clients[~known]
-        if len(others):
-            owners = state.kept.clients
-            tried = newcomer.candidates(state.shared, state.kept, self._weights(owners))
-            if newcomer.choice == "only":
-                tables += [
-                    self._score_rows(t, some, tried.expand(len(some), -1))
-                    for some in _chunks(others)
-                ]
-            elif newcomer.choice == "vote":
-                tables += [self._score_votes(some, tried) for some in _chunks(others)]
-            else:
-                tables += [self._score_best(t, some, tried, owners) for some in _chunks(others)]
-        return pd.concat(tables, ignore_index=True).sort_values("client", ignore_index=True)
-
-    def _score_rows(self, t: int, clients: np.ndarray, rows: Tensor) -> pd.DataFrame:
-        """Each client with its row, adapted first if the method says so."""
-        x, adapt = self.experiment, self.experiment.method.adapt
-        shared = not x.state.personal
-        table = self._table(clients, x.engine.score(clients, rows, adapt.scored, shared))
-        if adapt.rule is not None:
-            before = table["accuracy"]
-            rows = self._adapted(t, adapt.rule, clients, rows)
-            table = self._table(clients, x.engine.score(clients, rows, adapt.scored))
-            table["accuracy_before"] = before
-        return table
-
-    def _score_best(
-        self, t: int, clients: np.ndarray, tried: Tensor, owners: np.ndarray
-    ) -> pd.DataFrame:
-        """Each client with the row that adapts best to its support part; `part_of` is whose."""
-        x, adapt = self.experiment, self.experiment.method.adapt
-        assert adapt.rule is not None
-        lowest = np.full(len(clients), np.inf)
-        chosen = np.zeros(len(clients), dtype=np.int64)
-        for k, row in enumerate(tried):
-            rows = self._adapted(t, adapt.rule, clients, row.expand(len(clients), -1))
-            loss = x.engine.score(clients, rows, adapt.learns).loss
-            better = loss < lowest
-            chosen[better], lowest[better] = k, loss[better]
-        table = self._score_rows(t, clients, tried[torch.from_numpy(chosen)])
-        table["part_of"] = owners[chosen] if len(owners) else -1
-        return table
-
-    def _score_votes(self, clients: np.ndarray, tried: Tensor) -> pd.DataFrame:
-        x = self.experiment
-        return self._table(clients, x.engine.vote(clients, tried, x.method.adapt.scored))
-
-    def _table(self, clients: np.ndarray, scored: Scored) -> pd.DataFrame:
-        x = self.experiment
-        held = np.stack([x.federation.label_counts(int(c)) for c in clients])
-        table = client_scores(scored.confusion, scored.loss, held > 0)
-        table.insert(0, "client", clients)
-        table.insert(1, "capacity", x.capacities[clients])
-        sizes = [x.federation.size(int(c), "train") for c in clients]
-        table.insert(2, "train_samples", sizes)
-        table.insert(3, "main_class", held.argmax(1))
-        return table
-
-    def _adapted(self, t: int, rule: LocalRule, clients: np.ndarray, rows: Tensor) -> Tensor:
-        x = self.experiment
-        adapt, optimiser = x.method.adapt, x.config.optimiser(t)
-        if adapt.lr is not None:
-            optimiser = Optimiser(adapt.lr)
-        data = dict.fromkeys(rule.parts, adapt.learns)
-        budget = replace(x.budget, epochs=adapt.epochs, steps=None)
-        task = Task(rule, budget, optimiser, t, data=data)
-        return torch.stack(x.engine.train(task, clients, rows).rows)
-
-
-def _scatter(starts: Tensor, trained: Trained) -> Tensor:
-    """Whole rows: what was trained, over what the client started from."""
-    out = torch.empty((len(trained.rows), starts.shape[1]), dtype=starts.dtype)
-    for i, (row, index) in enumerate(zip(trained.rows, trained.indexes, strict=True)):
-        if index is None:
-            out[i] = row
-        else:
-            out[i] = starts[i]
-            out[i, index] = row
-    return out
-
-
-def _common(clients: np.ndarray, scored: Scored) -> pd.DataFrame:
-    """Accuracy and loss of these clients' models on the common test set, where they are one model
-    too."""
-    total = scored.confusion.sum((1, 2))
-    accuracy = np.trace(scored.confusion, axis1=1, axis2=2) / total
-    values = {"test_accuracy": accuracy, "test_loss": scored.loss / total}
-    each = {name: np.broadcast_to(v, len(clients)) for name, v in values.items()}
-    return pd.DataFrame({"client": clients, **each})
-
-
-def _chunks(clients: np.ndarray) -> Iterable[np.ndarray]:
-    return (clients[at : at + _SCORED_AT_ONCE] for at in range(0, len(clients), _SCORED_AT_ONCE))
+        data = x.dataset
+        image = int(np.prod(data.shape)) * np.dtype(data.x.dtype).itemsize
+        label = np.min_scalar_type(max(data.n_classes - 1, 1)).itemsize
+        return int(x.federation.sizes("train").sum()) * (image + label)

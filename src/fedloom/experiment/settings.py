@@ -106,11 +106,41 @@ class Config(Options):
         "constant",
         description="constant | cosine[:FLOOR] | step:EVERY,FACTOR | exp:FACTOR, by round",
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum, rebuilt each round")
+    optimiser: str = Field(
+        "sgd",
+        description="sgd | adam | adamw | adagrad, and their constants: adam,beta1=0.9,beta2=0.999,"
+        "eps=1e-8",
+    )
+    optimiser_state: Literal["fresh", "kept"] = Field(
+        "fresh", description="what the optimiser remembers (momentum, Adam's moments): fresh in each "
+        "round, or kept by the client",
+    )  # fmt: skip
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(
         0.0, ge=0, le=LARGEST_RATE, allow_inf_nan=False, description="weight decay (L2)"
     )
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
+
+    encode: str = Field(
+        "fp32",
+        description="how messages are written: fp32 | fp16 (both ways) | int8 | topk:SHARE (what "
+        "clients send, as changes, with error feedback)",
+    )
+    screen: str = Field(
+        "none",
+        description="bound on a client's change where it comes in: none | norm:SIZE | norm:10x, "
+        "ten times the round's median",
+    )
+    on_bad: Literal["stop", "skip"] = Field(
+        "stop",
+        description="what a message that holds NaN or is over the bound does: stop the run, or be "
+        "left out",
+    )
+    attack: str = Field(
+        "none",
+        description="bad clients, to try what happens: scale:FACTOR of their change | nan | noise, "
+        "and share=FRACTION of the clients, as in scale:-20,share=0.05",
+    )
 
     fork: str | None = Field(
         None,
@@ -225,6 +255,38 @@ class Config(Options):
         Faults.parse(value)
         return value
 
+    @field_validator("optimiser")
+    @classmethod
+    def _optimiser(cls, value: str) -> str:
+        from fedloom.local.optimiser import parse
+
+        parse(value)
+        return value
+
+    @field_validator("encode")
+    @classmethod
+    def _encode(cls, value: str) -> str:
+        from fedloom.round.encode import encoding
+
+        encoding(value)
+        return value
+
+    @field_validator("screen")
+    @classmethod
+    def _screen(cls, value: str) -> str:
+        from fedloom.round.screen import Screen
+
+        Screen.parse(value)
+        return value
+
+    @field_validator("attack")
+    @classmethod
+    def _attack(cls, value: str) -> str:
+        from fedloom.round.attack import Attack
+
+        Attack.parse(value)
+        return value
+
     @field_validator("lr_schedule")
     @classmethod
     def _schedule(cls, value: str) -> str:
@@ -239,6 +301,20 @@ class Config(Options):
         if value not in ("fp32", "bf16"):
             raise unknown("precision", value, ("fp32", "bf16"))
         return value
+
+    @model_validator(mode="after")
+    def _remembered(self) -> Config:
+        if self.momentum and not self.optimiser.startswith("sgd"):
+            raise FedloomError(
+                f"momentum={self.momentum:g} would do nothing: {self.optimiser} has moments of its "
+                "own. Leave it out, or set beta1."
+            )
+        if self.optimiser_state == "kept" and not self.optimiser_at(1).values:
+            raise FedloomError(
+                "optimiser_state=kept would do nothing: plain SGD remembers nothing. Give a "
+                "momentum, or another optimiser."
+            )
+        return self
 
     @model_validator(mode="after")
     def _rates(self) -> Config:
@@ -269,11 +345,12 @@ class Config(Options):
         size = None if self.batch == "inf" else int(self.batch)
         return Budget(epochs=self.epochs, steps=self.steps, batch=size)
 
-    def optimiser(self, round: int) -> Optimiser:
-        from fedloom.local import Optimiser, Schedule
+    def optimiser_at(self, round: int) -> Optimiser:
+        from fedloom.local import Schedule
+        from fedloom.local.optimiser import parse
 
         lr = self.lr * Schedule(self.lr_schedule).factor(round, self.rounds)
-        return Optimiser(lr, self.momentum, self.weight_decay, self.clip)
+        return parse(self.optimiser, lr, self.momentum, self.weight_decay, self.clip)
 
     def dump(self) -> str:
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)

@@ -28,6 +28,7 @@ from fedloom.experiment.identity import check_contents, check_settings, fingerpr
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.settings import Config
 from fedloom.experiment.state import State
+from fedloom.kinds import Sizes
 from fedloom.layout import Layout
 from fedloom.local import Budget
 from fedloom.method import Method
@@ -36,6 +37,10 @@ from fedloom.models import Factory, build, choose
 from fedloom.models.exits import Exits
 from fedloom.models.inputs import looks_up
 from fedloom.models.norm import has_batch_norm, has_measured_norm
+from fedloom.round.attack import Attack
+from fedloom.round.encode import encoding
+from fedloom.round.plan import Plan
+from fedloom.round.screen import Screen
 from fedloom.select import Channels, Whole
 from fedloom.select.verify import verify
 from fedloom.streams import streams_of
@@ -214,7 +219,7 @@ def prepare(
     federation = make_federation(config, dataset, partition)
     dataset = federation.dataset
     public = public_set(config.public, federation)
-    if public is not None and public.y is None and method.select.sees_public == "labelled":
+    if public is not None and public.y is None and method.needs("labels"):
         raise FedloomError(
             f"{config.method} needs a public set with labels, and this is {public.note}. Use a "
             "share of the clients' data, or a method that needs no labels."
@@ -257,8 +262,12 @@ def prepare(
     if method.select.cuts and submodels:
         channels = Channels.of(module, shape)
         verify(channels, shape)
-    sees = method.mix.sees_classes
+    sees = "classes" in method.mix.needs
     class_of = layout.outputs(_classifiers(module, shape, channels)) if sees else None
+    sizes = Sizes(layout, classes, 0 if public is None else len(public))
+    remembered = config.optimiser_at(1).values if config.optimiser_state == "kept" else None
+    plan = Plan.of(method, sizes, remembered)
+    beside = plan.own_sections(method)
     setting = Setting(
         build=make,
         layout=layout,
@@ -269,12 +278,13 @@ def prepare(
         augment=augment,
         capacities=capacities,
         extras=tuple(method.local.extras),
+        width=max(plan.sections.width, 0 if beside is None else beside.width),
         pools=method.topology.pools,
         submodels=submodels,
         static=has_measured_norm(module, submodels),
         static_samples=config.static_samples,
         channels=channels,
-        public=public if method.select.sees_public else None,
+        public=public if "public" in method.select.needs | method.local.needs else None,
         tokens=tokens,
         precision=config.precision,
         threads=config.threads,
@@ -285,7 +295,7 @@ def prepare(
         module,
         workers=config.workers,
         participants=1 if setting.pools else config.participants,
-        parts=(method.local, method.select, method.adapt.rule),
+        parts=(method.local, method.select, method.adapt.rule, method.own, plan.sections, beside),
         ray_address=config.ray_address,
     )
     budget = replace(config.budget, least=2 if has_batch_norm(module) else 1)
@@ -294,7 +304,15 @@ def prepare(
         sizes = [federation.size(int(c), method.local.weighs) for c in clients]
         return np.array(sizes, dtype=np.float64)
 
-    state = State(layout, method.mix, shared, weigh, recalls=method.select.recalls)
+    attack = Attack.parse(config.attack)
+    state = State.of(
+        method, sizes, shared, weigh, engine, plan=plan,
+        encoding=encoding(config.encode),
+        screen=Screen.parse(config.screen),
+        attack=attack,
+        bad=attack.bad(config.clients, config.seed),
+        seed=config.seed,
+    )  # fmt: skip
     about = {
         "model": choose(shape) if factory == "auto" else config.model,
         "model_options": model_options,
@@ -313,6 +331,10 @@ def prepare(
         ),
         "network": _first_contacts(config, method, layout),
         "kept": state.kept.columns.ranges,
+        "width": plan.sections.width,
+        "own": plan.own_range,
+        "personal": plan.personal,
+        "public_size": sizes.public,
         "public": None if public is None else public.note,
         "submodels": submodels,
     }
@@ -391,9 +413,9 @@ def _check_capacities(config: Config, method: Method) -> None:
 
 
 def _check_public(config: Config, method: Method) -> None:
-    if not (method.mix.sees_public or method.select.sees_public) or config.public != "none":
+    if not method.needs("public") or config.public != "none":
         return
-    noise = "" if method.select.sees_public else ", or use noise (--public noise:256)"
+    noise = "" if "public" in method.select.needs else ", or use noise (--public noise:256)"
     raise FedloomError(
         f"{config.method} needs public images at the server, and has none. Set some aside "
         f"with --public share:0.01, name a data set or .npz file{noise}."

@@ -50,13 +50,16 @@ class State:
         plan = plan or Plan.of(method, sizes, optimiser)
         server = Server(
             method.mix, sizes.layout, plan.columns, row, sizes,
-            told=plan.told, remembers="last" in method.select.needs,
+            told=plan.told, remembers="last" in method.select.needs, screens=bool(post.get("screen")),
         )  # fmt: skip
         clients = Clients(method, plan, plan.initial(sizes, row), engine, weigh)
         nodes = method.mix.home == "node"
         gradients = method.local.hands_back == "gradients"
         return State(
-            plan, server, clients, Post(plan, nodes=nodes, gradients=gradients, **post)  # type: ignore[arg-type]
+            plan,
+            server,
+            clients,
+            Post(plan, nodes=nodes, gradients=gradients, **post),  # type: ignore[arg-type]
         )
 
     @property

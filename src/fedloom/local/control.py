@@ -70,9 +70,7 @@ class MoreauEnvelope(LocalRule):
         if self.inner < 1:
             raise FedloomError(f"inner must be at least 1, not {self.inner}.")
 
-    def objective(
-        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
-    ) -> Tensor:
+    def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         # Its gradient, with θ̂ held fixed, is λ(w − θ̂).
         batch, anchor = data["train"], {n: p.detach() for n, p in params.items()}
         theta = anchor

@@ -53,9 +53,7 @@ class MaskedSGD(LocalRule):
         # Engines have faster steps for plain SGD, whose last bits are others.
         return SGD() if self.mask == "none" and type(self) is MaskedSGD else self
 
-    def objective(
-        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
-    ) -> Tensor:
+    def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         batch = data["train"]
         return cross_entropy(self.masked(net(params, batch.x), batch), batch)
 
@@ -94,9 +92,7 @@ class OrderedDropout(MaskedSGD):
         below = [p for p in self.levels if p < capacity]
         return [float(p) for p in rng.choice([*below, capacity], size=steps)]
 
-    def objective(
-        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
-    ) -> Tensor:
+    def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         batch = data["train"]
         wide = self.masked(net(params, batch.x), batch)
         loss = cross_entropy(wide, batch)
@@ -123,9 +119,7 @@ class SelfDistillation(MaskedSGD):
     def at(self, round: int) -> SelfDistillation:
         return replace(self, share=min(round / self.ramp, 1.0) if self.ramp else 1.0)
 
-    def objective(
-        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
-    ) -> Tensor:
+    def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         batch = data["train"]
         exits = [self.masked(logits, batch) for logits in net(params, batch.x)]
         loss = torch.stack([cross_entropy(logits, batch) for logits in exits]).sum()
@@ -155,9 +149,7 @@ class Codistillation(LocalRule):
     ) -> list[Samples]:
         return [{part: b} for part in self.parts for b in budget.batches(sizes[part], rng)]
 
-    def objective(
-        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
-    ) -> Tensor:
+    def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         if "public" not in data:
             return super().objective(net, params, data, me)
         batch = data["public"]

@@ -72,9 +72,7 @@ class MAML(LocalRule):
         order = np.concatenate([rng.permutation(n) for _ in range(passes)])
         return np.resize(order, (steps, size))
 
-    def objective(
-        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
-    ) -> Tensor:
+    def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         query = data[QUERY]
         adapted = self._adapted(net, params, data[SUPPORT])
         return cross_entropy(net(adapted, query.x), query)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.errors import FedloomError, nearest
+from fedloom.errors import FedloomError, nearest, unknown
 from fedloom.kinds import Scalar, Values, Weights
 
 SCHEDULES = "constant | cosine[:FLOOR] | step:EVERY,FACTOR | exp:FACTOR"
@@ -124,3 +124,36 @@ _MOMENTS = {
     "adagrad": ("squares",),
 }
 KINDS = tuple(_MOMENTS)
+
+
+def parse(
+    spec: str,
+    lr: float = 0.05,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+) -> Optimiser:
+    """The optimiser that a line of text describes.
+
+    >>> parse("adam,beta2=0.99").beta2
+    0.99
+    """
+    kind, *words = (word.strip() for word in spec.split(","))
+    if kind not in KINDS:
+        raise unknown("optimiser", kind, KINDS)
+    allowed = {"sgd": (), "adagrad": ("eps",)}.get(kind, ("beta1", "beta2", "eps"))
+    given: dict[str, float] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        try:
+            given[name] = float(text)
+        except ValueError:
+            given[name] = math.nan
+        low = given[name] > 0 if name == "eps" else 0 <= given[name] < 1
+        if name not in allowed or not low or not given[name] < math.inf:
+            takes = ", ".join(allowed) or "no constants: momentum is a setting of its own"
+            raise FedloomError(
+                f"optimiser={spec} is not valid: '{word}'. {kind} takes {takes}, with betas from 0 "
+                "to below 1 and eps above 0."
+            )
+    return Optimiser(lr, momentum, weight_decay, clip, kind, **given)

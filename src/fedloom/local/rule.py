@@ -179,9 +179,7 @@ class LocalRule:
         Positions are one batch, or, as rows of a matrix, several (`Batch.rows`)."""
         return [{"train": batch} for batch in budget.batches(sizes["train"], rng)]
 
-    def objective(
-        self, net: Net, params: Params, data: Mapping[str, Batch], me: Context
-    ) -> Tensor:
+    def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         """The scalar to minimise in one step; `net(params, x)` gives the logits."""
         return cross_entropy(net(params, data["train"].x), data["train"])
 

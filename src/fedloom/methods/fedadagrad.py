@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from fedloom.local import SGD
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions, register
-from fedloom.local import SGD
 from fedloom.mix import Adaptive
 
 

@@ -5,8 +5,8 @@ from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
 from fedloom.mix.coverage import Coverage
 from fedloom.mix.dominating import DominatingSet
 from fedloom.mix.gossip import Gossip, PeerAverage, Pull
+from fedloom.mix.networks import Networks
 from fedloom.mix.probabilities import Sharpened
-from fedloom.mix.probe import Probe
 from fedloom.mix.server_step import Adaptive, ServerMomentum, ServerStep
 from fedloom.mix.swap import (
     Alternate,
@@ -37,12 +37,12 @@ __all__ = [
     "LeastSimilar",
     "Mix",
     "Mixed",
+    "Networks",
     "NormalisedAverage",
     "OnProbes",
     "OnWeights",
     "Partners",
     "PeerAverage",
-    "Probe",
     "Pull",
     "RandomPairs",
     "ServerMomentum",

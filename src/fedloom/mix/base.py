@@ -16,11 +16,12 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from torch import Tensor
 
+from fedloom.data.public import PublicSet
 from fedloom.errors import FedloomError
 from fedloom.kinds import Values
 from fedloom.layout import Columns, Layout
 from fedloom.local.optimiser import Optimiser
-from fedloom.mix.probe import Probe
+from fedloom.mix.networks import Networks
 from fedloom.topology.base import Contacts
 
 Home = Literal["server", "node"]
@@ -101,9 +102,14 @@ class Gathering:
         return self.facts["classes"][1]  # type: ignore[no-any-return]
 
     @property
-    def public(self) -> Probe:
-        """The public set, and a way to run models on it."""
+    def public(self) -> PublicSet:
+        """The server's public images, and their labels if it has them."""
         return self.facts["public"]  # type: ignore[no-any-return]
+
+    @property
+    def networks(self) -> Networks:
+        """What was sent as networks, to run on the public set."""
+        return self.facts["public networks"]  # type: ignore[no-any-return]
 
     @property
     def accuracy(self) -> np.ndarray:

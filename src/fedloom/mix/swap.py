@@ -58,7 +58,8 @@ class OnProbes(Likeness):
         if len(x) > self.probes:
             drawn = g.stream("probes").choice(len(x), self.probes, replace=False)
             x = x[torch.from_numpy(np.sort(drawn)).to(x.device)]
-        return similarity_matrix(g.public.models(g.rows), x, self.measure, self.layers).numpy()
+        models = g.networks.of(g.rows, g.public.x)
+        return similarity_matrix(models, x, self.measure, self.layers).numpy()
 
 
 @dataclass(frozen=True)

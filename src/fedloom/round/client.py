@@ -89,27 +89,28 @@ class Clients:
             self.plan.sections[OWN].view(rows).copy_(torch.stack(beside.rows))
             trained = trained.with_more(beside)
         if len(self.kept.columns):
-            # One whose training diverged keeps what it had.
-            well = np.flatnonzero(torch.isfinite(rows.sum(1)).numpy())
-            self.kept.put(clients[well], rows[well])
+            self._keep(clients, rows)
         return Round(clients, starts, rows, trained)
+
+    def _keep(self, clients: np.ndarray, rows: Tensor) -> None:
+        """What clients keep of their rows; one whose training diverged keeps what it had."""
+        if torch.isfinite(rows.sum()):
+            self.kept.put(clients, rows)
+            return
+        well = [i for i, row in enumerate(rows) if torch.isfinite(row).all()]
+        self.kept.put(clients[well], rows[well])
 
     def message(self, done: Round, senders: np.ndarray) -> Sent:
         """What leaves the senders: a copy where it is a part, so that nothing else can be reached
         through it."""
         plan, rows = self.plan, done.rows
         model = plan.sections.model(rows)
-        indexes = done.trained.indexes
-        if plan.sections:
-            size = plan.sections.layout.size
-            indexes = tuple(None if i is None else i[i < size] for i in indexes)
         if plan.sections or not plan.columns.everything:
             model = plan.columns.take(model).clone()
-            indexes = tuple(None if i is None else plan.columns.within(i) for i in indexes)
         sent = Sent(
             clients=done.clients,
             model=model,
-            indexes=indexes,
+            indexes=plan.inside(done.trained.indexes),
             values={name: plan.sections[name].view(rows).clone() for name in plan.sends},
             weights=self.weigh(done.clients),
             steps=done.trained.steps,

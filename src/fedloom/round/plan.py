@@ -6,7 +6,7 @@ row, what travels, what stays, what the server keeps. The manifest is the same i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -62,10 +62,25 @@ class Plan:
         start = {name: kind.initial(sizes, row) for name, kind in self.values.items()}
         return self.sections.widened(row, start)
 
+    def inside(self, indexes: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """Columns of whole rows as positions among those that travel."""
+        size = self.sections.layout.size
+        cut = (None if i is None else i[i < size] for i in indexes)
+        if self.columns.everything:
+            return tuple(cut)
+        return tuple(None if i is None else self.columns.within(i) for i in cut)
+
     @property
     def personal(self) -> bool:
         """Whether clients have a model, or a part of one, of their own."""
         return len(self.private) > 0 or OWN in self.keeps
+
+    @property
+    def own_range(self) -> tuple[int, int] | None:
+        """The columns of a client's second model, where it has one."""
+        if OWN not in self.keeps:
+            return None
+        return self.sections[OWN].start, self.sections[OWN].stop
 
     def own_sections(self, method: Method) -> Sections | None:
         """The row of a client's second model: the model, and the weights that its rule is told."""
@@ -192,5 +207,3 @@ def _size(kind: Kind, sizes: Sizes) -> int:
     for n in kind.shape(sizes):
         total *= n
     return total
-
-

@@ -72,7 +72,7 @@ class Post:
         sizes = [whole if index is None else each * len(index) for index in indexes]
         return np.array(sizes, dtype=np.int64) + beside
 
-    def up(self, sent: Sent, starts: Tensor, told: Told, round: int) -> Arrived:
+    def up(self, sent: Sent, starts: Tensor, round: int) -> Arrived:
         """Messages to the server; `starts` is where each model was when the round began."""
         origin = torch.zeros_like(starts) if self.gradients else starts
         if self.attack:
@@ -140,6 +140,12 @@ class Post:
             return arrived, contacts
         ordered = tuple(refused[client] for client in sorted(refused))
         return replace(arrived, refused=ordered), replace(contacts, late=late)
+
+    def bytes_per_value(self, arrived: Arrived) -> float:
+        """What a value took on the way, in the mean of this round's messages."""
+        values = sum(len(m) if i is None else len(i) for m, i in zip(arrived.sent.model,
+                     arrived.sent.indexes, strict=True))  # fmt: skip
+        return float(arrived.bytes.sum()) / values if values else 0.0
 
     def tensors(self) -> dict[str, Tensor]:
         if not len(self.lost):

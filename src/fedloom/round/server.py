@@ -25,6 +25,7 @@ from fedloom.select import Last
 from fedloom.topology.base import Contacts
 
 _LAST = "last"  # memory of what each client last sent
+_HELD = "held"  # memory of the model that each client has
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Server:
 
     def __init__(
         self, mix: Mix, layout: Layout, columns: Columns, initial: Tensor, sizes: Sizes,
-        told: Sequence[str] = (), remembers: bool = False,
+        told: Sequence[str] = (), remembers: bool = False, screens: bool = False,
     ) -> None:  # fmt: skip
         self.mix = mix
         self.layout = layout.part(columns)
@@ -54,6 +55,9 @@ class Server:
         self.memory: dict[str, dict[int, Fields]] = {name: {} for name in mix.memory}
         self._told = tuple(told)
         self._lasts: dict[int, Fields] | None = {} if remembers else None
+        # To tell a change from a model, a server that passes models on remembers who has which.
+        passes_on = mix.home == "node" and not mix.meets
+        self._held: dict[int, Tensor] | None = {} if screens and passes_on else None
 
     @property
     def shared(self) -> Tensor:
@@ -65,8 +69,11 @@ class Server:
     def tell(self) -> Told:
         return Told(self.model, {name: self.state[name] for name in self._told})
 
-    def combine(self, opening: Opening, sent: Sent, facts: Mapping[str, Any]) -> Mixed:
-        """Let the mix combine what was sent, and take over what it made of it."""
+    def combine(
+        self, opening: Opening, sent: Sent, facts: Mapping[str, Any], own: Tensor | None = None
+    ) -> Mixed:
+        """Let the mix combine what was sent, and take over what it made of it; `own` are nodes'
+        models as they themselves have them."""
         name = type(self.mix).__name__
         told = self.tell()
         gathering = Gathering(
@@ -76,7 +83,8 @@ class Server:
             shared=told.model,
             clients=sent.clients,
             weights=sent.weights,
-            rows=sent.model,
+            rows=sent.model if own is None else own,
+            arrived=None if own is None else sent.model,
             lr=opening.optimiser.lr,
             stream=opening.stream,
             indexes=sent.indexes,
@@ -95,7 +103,25 @@ class Server:
         self.state |= mixed.state
         for key, entries in mixed.memory.items():
             self.memory[key].update(entries)
+        self._note_holders(sent, mixed)
         return mixed
+
+    def origin(self, clients: np.ndarray) -> Tensor:
+        """Where the models of these clients were when the round began, as far as is known here:
+        what they were told, or, where models live with the clients, what went through last."""
+        if self._held is None:
+            return self.model.expand(len(clients), -1)
+        return torch.stack([self._held.get(int(client), self.model) for client in clients])
+
+    def _note_holders(self, sent: Sent, mixed: Mixed) -> None:
+        if self._held is None:
+            return
+        if mixed.reset:
+            self._held.clear()
+            return
+        self._held.update(zip(sent.clients.tolist(), sent.model.clone(), strict=True))
+        if mixed.clients is not None and mixed.rows is not None:
+            self._held.update(zip(mixed.clients.tolist(), mixed.rows, strict=True))
 
     def lasts(self, clients: np.ndarray) -> list[Last | None] | None:
         """What these clients last sent, if anybody wants to know."""
@@ -137,10 +163,14 @@ class Server:
             if path.startswith("memory/"):
                 _, name, key, field = path.split("/", 3)
                 memories[name].setdefault(int(key), {})[field] = value.clone()
+        if self._held is not None:
+            self._held = {client: fields["row"] for client, fields in memories[_HELD].items()}
 
     def memories(self) -> dict[str, dict[int, Fields]]:
         """All that is kept by name and key."""
-        return self.memory | ({} if self._lasts is None else {_LAST: self._lasts})
+        held = {client: {"row": row} for client, row in (self._held or {}).items()}
+        lasts = {} if self._lasts is None else {_LAST: self._lasts}
+        return self.memory | lasts | ({} if self._held is None else {_HELD: held})
 
     def _check(self, mixed: Mixed) -> None:
         """What a mix returns must be declared, of the right shape, and finite."""

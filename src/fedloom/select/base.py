@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from fedloom.data.public import PublicSet
 from fedloom.layout import Layout
 from fedloom.local.rule import Batch
 from fedloom.select.channels import Channels
@@ -25,14 +26,6 @@ class Last:
 
     row: Tensor
     index: Tensor | None
-
-
-@dataclass(frozen=True)
-class Public:
-    """The server's own images, normalised, and their labels if it has them."""
-
-    x: Tensor
-    y: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,7 @@ class Ask:
     stream: Callable[..., np.random.Generator]
     data: Callable[[str], Batch] | None = None
     channels: Channels | None = None
-    public: Public | None = None
+    public: PublicSet | None = None
     last: Last | None = None
 
     def load(self) -> nn.Module:

@@ -1,0 +1,205 @@
+"""The scores of a run: the common test set, every client's own, and newcomers.
+
+Each client is scored with its own model (state composed, then adapted) where its data is; somebody
+who keeps nothing yet, by the method's newcomer rule. What adapting and trying mean is said here
+once, for runs and for newcomers that come later (`personal.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedloom.adapt import Adapt
+from fedloom.engine import Engine, Scored, Task
+from fedloom.experiment.setup import Experiment
+from fedloom.local import Budget, Optimiser
+from fedloom.metrics.alike import mean_similarity
+from fedloom.metrics.scores import client_scores, summarise
+from fedloom.streams import stream
+
+_SCORED_AT_ONCE = 64  # personal models composed in memory at a time
+
+
+@dataclass(frozen=True)
+class Adapting:
+    """How clients adapt a model to some of their data; `optimiser` is the run's own."""
+
+    adapt: Adapt
+    budget: Budget
+    optimiser: Optimiser
+    round: int
+    learns: str
+
+    def rows(self, engine: Engine, clients: np.ndarray, rows: Tensor) -> Tensor:
+        """Each client's row after its adaptation, or as it was where nothing is adapted."""
+        rule = self.adapt.rule
+        if rule is None:
+            return rows
+        optimiser = self.optimiser if self.adapt.lr is None else Optimiser(self.adapt.lr)
+        budget = replace(self.budget, epochs=self.adapt.epochs, steps=None)
+        data = dict.fromkeys(rule.parts, self.learns)
+        task = Task(rule, budget, optimiser, self.round, data=data)
+        return torch.stack(engine.train(task, clients, rows).rows)
+
+    def best(self, engine: Engine, clients: np.ndarray, tried: Tensor) -> np.ndarray:
+        """For each client, which of the rows adapts best to its data."""
+        lowest = np.full(len(clients), np.inf)
+        chosen = np.zeros(len(clients), dtype=np.int64)
+        for k, row in enumerate(tried):
+            rows = self.rows(engine, clients, row.expand(len(clients), -1))
+            loss = engine.score(clients, rows, self.learns).loss
+            better = loss < lowest
+            chosen[better], lowest[better] = k, loss[better]
+        return chosen
+
+
+class Evaluation:
+    """Scores the state of an experiment."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+
+    def score(self, t: int) -> tuple[dict[str, Any], pd.DataFrame | None]:
+        """Score the common test set and every client's own: a record and the per-client table."""
+        record: dict[str, Any] = {}
+        if self.experiment.engine.setting.static:
+            record["norms"] = {"measured": True}
+        clients = self._scored_clients
+        common = self._score_common(clients)
+        if common is not None:
+            names = {"test_accuracy": "accuracy", "test_loss": "loss"}
+            record["test"] = {name: float(common[c].mean()) for c, name in names.items()}
+        if self.experiment.method.mix.home == "node":
+            record["similarity"] = mean_similarity(self._trainable(clients))
+        tables = []
+        for population, members in (("local", clients), ("new", self._newcomers)):
+            if not len(members):
+                continue
+            table = self._score_clients(t, members)
+            if population == "local" and self.experiment.state.personal and common is not None:
+                table = table.merge(common, on="client", how="left")
+            table.insert(0, "round", t)
+            table.insert(1, "population", population)
+            tables.append(table)
+            summary = summarise(table)
+            if summary:
+                record["clients" if population == "local" else "newcomers"] = summary
+        return record, pd.concat(tables, ignore_index=True) if tables else None
+
+    @cached_property
+    def _scored_clients(self) -> np.ndarray:
+        x = self.experiment
+        return x.federation.some_clients("scored-clients", x.config.eval_clients)
+
+    @cached_property
+    def _newcomers(self) -> np.ndarray:
+        return np.array(self.experiment.federation.newcomer_ids, dtype=np.int64)
+
+    def _trainable(self, clients: np.ndarray) -> Iterable[Tensor]:
+        x = self.experiment
+        return (x.state.models(some)[:, : x.layout.trainable] for some in _chunks(clients))
+
+    def _score_common(self, clients: np.ndarray) -> pd.DataFrame | None:
+        """The common test set: by the shared model, or by each of the clients' own."""
+        x = self.experiment
+        if not len(x.federation.global_test()):
+            return None
+        if not x.state.personal:
+            # Norms of a shared model are measured on data of everybody.
+            everybody = x.federation.everybody
+            scored = x.engine.score_global(x.state.models(everybody[:1]), everybody)
+            return _common(everybody[:1], scored)
+        who = clients
+        if len(who) > x.config.eval_common:
+            drawn = stream(x.config.seed, "common-clients").permutation(who)
+            who = np.sort(drawn[: x.config.eval_common])
+        if not len(who):
+            return None
+        tables = [
+            _common(some, x.engine.score_global(x.state.models(some), some))
+            for some in _chunks(who)
+        ]
+        return pd.concat(tables, ignore_index=True)
+
+    def _score_clients(self, t: int, clients: np.ndarray) -> pd.DataFrame:
+        """Everyone with its own model or the shared one; the others by the newcomer rule."""
+        state, newcomer = self.experiment.state, self.experiment.method.newcomer
+        known = np.array([state.knows(int(c)) for c in clients])
+        tables = [self._score_rows(t, some, state.models(some)) for some in _chunks(clients[known])]
+        others = clients[~known]
+        if len(others):
+            owners = state.kept.clients
+            tried = state.candidates(newcomer, state.clients.weigh(owners))
+            if newcomer.choice == "only":
+                tables += [
+                    self._score_rows(t, some, tried.expand(len(some), -1))
+                    for some in _chunks(others)
+                ]
+            elif newcomer.choice == "vote":
+                tables += [self._score_votes(some, tried) for some in _chunks(others)]
+            else:
+                tables += [self._score_best(t, some, tried, owners) for some in _chunks(others)]
+        return pd.concat(tables, ignore_index=True).sort_values("client", ignore_index=True)
+
+    def _score_rows(self, t: int, clients: np.ndarray, rows: Tensor) -> pd.DataFrame:
+        """Each client with its row, adapted first if the method says so."""
+        x, adapt = self.experiment, self.experiment.method.adapt
+        shared = not x.state.personal
+        table = self._table(clients, x.engine.score(clients, rows, adapt.scored, shared))
+        if adapt.rule is not None:
+            before = table["accuracy"]
+            rows = self._adapting(t).rows(x.engine, clients, rows)
+            table = self._table(clients, x.engine.score(clients, rows, adapt.scored))
+            table["accuracy_before"] = before
+        return table
+
+    def _score_best(
+        self, t: int, clients: np.ndarray, tried: Tensor, owners: np.ndarray
+    ) -> pd.DataFrame:
+        """Each client with the row that adapts best to its support part; `part_of` is whose."""
+        chosen = self._adapting(t).best(self.experiment.engine, clients, tried)
+        table = self._score_rows(t, clients, tried[torch.from_numpy(chosen)])
+        table["part_of"] = owners[chosen] if len(owners) else -1
+        return table
+
+    def _score_votes(self, clients: np.ndarray, tried: Tensor) -> pd.DataFrame:
+        x = self.experiment
+        return self._table(clients, x.engine.vote(clients, tried, x.method.adapt.scored))
+
+    def _table(self, clients: np.ndarray, scored: Scored) -> pd.DataFrame:
+        x = self.experiment
+        held = np.stack([x.federation.label_counts(int(c)) for c in clients])
+        table = client_scores(scored.confusion, scored.loss, held > 0)
+        table.insert(0, "client", clients)
+        table.insert(1, "capacity", x.capacities[clients])
+        sizes = [x.federation.size(int(c), "train") for c in clients]
+        table.insert(2, "train_samples", sizes)
+        table.insert(3, "main_class", held.argmax(1))
+        return table
+
+    def _adapting(self, t: int) -> Adapting:
+        x = self.experiment
+        adapt = x.method.adapt
+        return Adapting(adapt, x.budget, x.config.optimiser_at(t), t, adapt.learns)
+
+
+def _common(clients: np.ndarray, scored: Scored) -> pd.DataFrame:
+    """Accuracy and loss of these clients' models on the common test set, where they are one model
+    too."""
+    total = scored.confusion.sum((1, 2))
+    accuracy = np.trace(scored.confusion, axis1=1, axis2=2) / total
+    values = {"test_accuracy": accuracy, "test_loss": scored.loss / total}
+    each = {name: np.broadcast_to(v, len(clients)) for name, v in values.items()}
+    return pd.DataFrame({"client": clients, **each})
+
+
+def _chunks(clients: np.ndarray) -> Iterable[np.ndarray]:
+    return (clients[at : at + _SCORED_AT_ONCE] for at in range(0, len(clients), _SCORED_AT_ONCE))
