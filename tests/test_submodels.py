@@ -853,7 +853,10 @@ def test_memory_is_weights_gradients_momentum_and_what_a_batch_keeps(quick):
     assert record["devices"]["0.5"]["memory"] == 4 * (2 * 610 + 16 * (64 + 8))
     record, _ = one_round(quick, "heterofl", momentum=0.9)
     assert record["devices"]["0.5"]["memory"] == 4 * (3 * 610 + 16 * (64 + 8))
-    record, _ = one_round(quick, "feddse")  # and the whole model, to choose from
+    # The whole model to choose from, and 256 images at once between its first layers; or a step.
+    record, _ = one_round(quick, "feddse")
+    assert record["devices"]["0.5"]["memory"] == 4 * (1210 + 256 * (64 + 16))
+    record, _ = one_round(quick, "feddse", samples=20)
     assert record["devices"]["0.5"]["memory"] == 4 * (1210 + 2 * 610 + 16 * (64 + 8))
 
 
