@@ -19,6 +19,7 @@ from fedloom.layout import Layout
 from fedloom.local import Batch, MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.local.distil import divergence
 from fedloom.method import Method
+from fedloom.methods.registry import find
 from fedloom.mix import Coverage, Gathering, PeerAverage, Step
 from fedloom.models import build
 from fedloom.models.counts import forward_macs, saved_bytes
@@ -391,6 +392,19 @@ def test_a_high_temperature_is_uniform_and_a_low_one_takes_the_largest():
     assert {tuple(sorted(draw(scores / 1e-3, 2, rng))) for _ in range(100)} == {(0, 1)}
     first = np.bincount([draw(scores, 1, rng)[0] for _ in range(20000)], minlength=4) / 20000
     np.testing.assert_allclose(first, np.exp(scores) / np.exp(scores).sum(), atol=0.015)
+
+
+def test_a_temperature_divides_activations():
+    """h = (-5, 1, 3, 0.5): at T = 0.01 the two largest for certain, at T = 1000 any two."""
+    module = Straight(SHAPE, 5)
+    with torch.no_grad():
+        module.first.weight.zero_()
+        module.first.bias.copy_(torch.tensor([-5.0, 1.0, 3.0, 0.5]))
+    x = torch.rand(4, *SHAPE)
+    cold = {tuple(kept(ByActivation(temperature=0.01), module, 0.5, x=x, t=t)[0]) for t in range(9)}
+    warm = {tuple(kept(ByActivation(temperature=1e3), module, 0.5, x=x, t=t)[0]) for t in range(60)}
+    assert cold == {(1, 2)}
+    assert len(warm) == 6
 
 
 def test_gradients_of_channels_by_hand():
@@ -887,6 +901,14 @@ def test_the_scaler_multiplies_in_training_only():
     torch.testing.assert_close(scaled.train()(x), plain.out(hidden))  # not the classifier
 
 
+@pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord"])
+def test_width_methods_scale_by_default_and_fjord_does_not(name):
+    select = find(name)().build().select
+    assert select.narrowed(Channels.of(a_model("mlp"), SHAPE), 0.25)[1] == (
+        1 if name == "fjord" else 4
+    )
+
+
 def test_a_client_with_a_quarter_of_the_channels_scales_them_fourfold():
     module = a_model("mlp", hidden=[8])
     ask = ask_for(module, 0.25)
@@ -949,7 +971,6 @@ def test_capacities_from_a_file_a_mix_or_a_name(tmp_path):
 
 def test_a_preset_gives_what_the_run_does_not():
     from fedloom.experiment.config import make_config
-    from fedloom.methods.registry import find
 
     config, options = make_config({"method": "feddse", "preset": "source", "lr": 0.5},
                                   find("feddse"))  # fmt: skip
@@ -962,7 +983,6 @@ def test_a_preset_gives_what_the_run_does_not():
 
 def test_an_option_of_the_run_goes_over_the_preset_however_it_is_written():
     from fedloom.experiment.config import make_config
-    from fedloom.methods.registry import find
 
     for given in ({"mask": "zero"}, {"params": {"mask": "zero"}}):
         config, options = make_config({"preset": "source", **given}, find("feddse"))
