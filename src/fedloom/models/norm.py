@@ -127,7 +127,8 @@ def settle(module: nn.Module, batches: Iterable[Tensor], every: bool = False) ->
 
 
 def _without_single(batches: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The same images; one that is left over joins the batch before it, as a variance needs two."""
+    """The same images; one that is left over joins the batch before it, as a variance needs two. A
+    single image counts twice."""
     before: Tensor | None = None
     for x in batches:
         if before is not None and len(x) == 1:
@@ -136,4 +137,4 @@ def _without_single(batches: Iterable[Tensor]) -> Iterator[Tensor]:
             yield before
         before = x
     if before is not None:
-        yield before
+        yield before if len(before) > 1 else torch.cat([before, before])
