@@ -326,7 +326,8 @@ def work(setting: Setting, task: Task, client: int) -> float:
     if setting.pools:
         return 1.0
     federation = setting.federation
-    size = sum(federation.size(client, task.data.get(p, p)) for p in task.rule.parts)
+    parts = [part for part in task.rule.parts if part != "public"]  # all have as much of that
+    size = sum(federation.size(client, task.data.get(p, p)) for p in parts)
     return size * float(setting.capacities[client]) ** 2
 
 

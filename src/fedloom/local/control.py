@@ -72,8 +72,7 @@ class MoreauEnvelope(LocalRule):
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         # Its gradient, with θ̂ held fixed, is λ(w − θ̂).
-        batch, anchor = data["train"], {n: p.detach() for n, p in params.items()}
-        theta = anchor
+        batch, theta = data["train"], dict(params)
 
         def loss(at: Params) -> Tensor:
             return cross_entropy(net(at, batch.x), batch)
@@ -81,8 +80,8 @@ class MoreauEnvelope(LocalRule):
         for _ in range(self.inner):
             grads = gradient(loss, theta, differentiable=False)
             theta = {
-                n: (t - self.alpha * (grads[n] + self.lam * (t - anchor[n]))).detach()
+                n: t - self.alpha * (grads[n] + self.lam * (t - params[n]))
                 for n, t in theta.items()
             }
-        far = sum(((params[n] - theta[n]) ** 2).sum() for n in params)
+        far = sum(((params[n] - theta[n].detach()) ** 2).sum() for n in params)
         return self.lam / 2 * far  # type: ignore[return-value]

@@ -86,7 +86,8 @@ class Clients:
         rows = _scattered(starts, trained)
         if self._own is not None:
             beside = self._train_own(replace(task, rule=self._own), clients, starts)
-            self.plan.sections[OWN].view(rows).copy_(torch.stack(beside.rows))
+            models = torch.stack(beside.rows)[:, : self.plan.sections.layout.size]
+            self.plan.sections[OWN].view(rows).copy_(models)
             trained = trained.with_more(beside)
         if len(self.kept.columns):
             self._keep(clients, rows)
