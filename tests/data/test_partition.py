@@ -435,5 +435,5 @@ def test_the_client_of_every_row_is_given_for_every_row() -> None:
     assert held(given_as.fitting("It", 2, 3)) == [[0, 2], [1]]
     with pytest.raises(FedloomError, match="each of 3 rows, but the data has 4"):
         given_as.fitting("It", 2, 4)
-    with pytest.raises(FedloomError, match="for 2 clients, not 50. Set clients to 2"):
+    with pytest.raises(FedloomError, match=r"for 2 clients, not 50\. Set clients to 2"):
         given_as.fitting("It", 50, 3)

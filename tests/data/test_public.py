@@ -66,6 +66,7 @@ def test_another_set_has_labels_where_its_classes_are_those_of_the_run(in_tmp):
     x = np.random.default_rng(0).integers(0, 255, (40, 8, 8)).astype(np.uint8)
     np.savez("own.npz", x=x, y=np.arange(40) % 3)
     own = public_set("own.npz", federation)
+    assert len(own) == 31  # without those that are held out for a test
     assert own.y is None
     assert "not those of this run" in own.note
     np.savez("large.npz", x=np.zeros((9, 9, 9), np.uint8), y=np.arange(9) % 3)

@@ -27,6 +27,8 @@ MODELS: dict[str, tuple[Factory, dict[str, Any], str]] = {
 
 def choose(shape: Shape) -> str:
     """The model that `auto` stands for: by the images only, so that every method gets the same."""
+    if min(shape[1:]) == 1:  # a table, however many columns it has
+        return "mlp"
     if max(shape[1:]) > 32:
         return "resnet18"
     return "lenet" if shape[0] == 3 and min(shape[1:]) >= 16 else "mlp"

@@ -431,10 +431,10 @@ def print_datasets(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_partition(dataset: Dataset, parts: Partition, spec: str) -> None:
-    rows, test = dataset.training_rows, len(dataset.y_test) + len(dataset.held_out)
-    s = parts.summary(dataset.y, dataset.n_classes, rows)
+    training, test = dataset.training_rows, len(dataset.y_test) + len(dataset.held_out)
+    s = parts.summary(dataset.y, dataset.n_classes, training)
     out.print(
-        f"{dataset.name}: {len(rows)} training and {test} test images of shape "
+        f"{dataset.name}: {len(training)} training and {test} test images of shape "
         f"{'×'.join(map(str, dataset.shape))}, {dataset.n_classes} classes"
     )
     rows = [
