@@ -305,7 +305,7 @@ def compare(
     overwrite: Overwrite = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Run several methods on the same data, clients and seeds, and print one table."""
+    """Run several methods with the same settings and seeds, and print one table."""
     from fedloom.experiment.api import compare as compare_methods
     from fedloom.report.terminal import Progress, print_comparison
 
@@ -351,8 +351,8 @@ def score(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the method at test time (tune_epochs=5), or who is scored and "
-            "where (eval_clients, eval_common, device, workers, ...).",
+            help="An option of the method at test time (tune_epochs=5), or who is scored, on what "
+            "and where (eval_clients, score_on, device, workers, ...).",
         ),
     ] = None,
     table: Annotated[

@@ -221,7 +221,9 @@ def print_scores(result: Result, scores: Scores) -> None:
     last = result.evaluations["round"].max() if first else "–"
     heads = ("", f"as it ran, round {last}", f"now, round {scores.round}")
     out.print(_table(heads, rows))
-    out.print(f"Clients are scored on {scores.scored_on}.")
+    before = result.scored_on
+    then = f", and were on {before} as it ran" if before not in (None, scores.scored_on) else ""
+    out.print(f"Clients are scored on {scores.scored_on}{then}.")
 
 
 def _print_devices(result: Result) -> None:
