@@ -101,7 +101,9 @@ class Cluster(Engine):
         if self._ours:
             self._ray.shutdown()
 
-    def _run(self, start: Callable[[Any, int], Any], count: int, sizes: Sequence[float]) -> list[Any]:
+    def _run(
+        self, start: Callable[[Any, int], Any], count: int, sizes: Sequence[float]
+    ) -> list[Any]:
         """Do all jobs, longest first; answers in order."""
         waiting = deque(sorted(range(count), key=lambda i: -sizes[i]))
         answers: dict[int, Any] = {}
@@ -137,7 +139,7 @@ class Cluster(Engine):
 
     def _hire(self) -> _Member:
         """A worker wherever there is room for one: now, or once a node with room is there."""
-        actor = self._kind.remote(self._shared)
+        actor: Any = self._kind.remote(self._shared)
         return _Member(actor, actor.node.remote())
 
     def _replace(self, member: _Member) -> None:

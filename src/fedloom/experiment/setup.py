@@ -19,7 +19,7 @@ from fedloom.data.public import PublicSet, public_set
 from fedloom.data.split import Federation, federate
 from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
-from fedloom.errors import FedloomError, unknown
+from fedloom.errors import FedloomError, telling_memory, unknown
 from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.settings import Config
@@ -145,6 +145,7 @@ def placed(config: Config, method: Method) -> Method:
     return method
 
 
+@telling_memory("setting up this run")
 def prepare(
     config: Config, method: Method, *, data: Any = None, model: Factory | None = None
 ) -> Experiment:
