@@ -1,6 +1,8 @@
 """Sub-models: what belongs together is chosen together, smaller nets are really smaller, and with
 everyone at full capacity nothing is left of it all."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -17,9 +19,10 @@ from fedloom.layout import Layout
 from fedloom.local import Batch, MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.local.distil import divergence
 from fedloom.method import Method
-from fedloom.mix import Coverage, Gathering, Step
+from fedloom.methods.registry import find
+from fedloom.mix import Coverage, Gathering, PeerAverage, Step
 from fedloom.models import build
-from fedloom.models.counts import saved_bytes
+from fedloom.models.counts import forward_macs, saved_bytes
 from fedloom.models.exits import Exits
 from fedloom.models.norm import settle
 from fedloom.select import (
@@ -38,7 +41,7 @@ from fedloom.select import (
 from fedloom.select.scores import activations, gradients
 from fedloom.select.width import draw
 from fedloom.streams import stream
-from fedloom.topology import Peers, network
+from fedloom.topology import Contacts, Peers, network
 
 SHAPE = (3, 16, 16)
 MODELS = {
@@ -332,6 +335,46 @@ def test_activations_are_means_over_samples_and_positions():
     np.testing.assert_allclose(found[2], hidden.mean(0).detach(), rtol=1e-4)
 
 
+class Straight(nn.Module):
+    """No non-linearity: activations may be below 0."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.first = nn.Linear(shape[0] * shape[1] * shape[2], 4)
+        self.out = nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.out(self.first(x.flatten(1)))
+
+
+def test_without_a_relu_the_largest_activations_count_on_either_side_of_zero():
+    module = Straight(SHAPE, 5)
+    with torch.no_grad():
+        module.first.weight.zero_()
+        module.first.bias.copy_(torch.tensor([-5.0, 1.0, 3.0, 0.5]))
+    assert kept(ByActivation(), module, 0.5, x=torch.rand(4, *SHAPE))[0].tolist() == [0, 2]
+
+
+def test_the_gap_is_the_gradient_of_what_was_not_chosen():
+    """out = W·h with one class more likely: ∂L/∂h_i = Σ_c (p_c − y_c)·W_ci, the same for all."""
+    module = Straight(SHAPE, 2)
+    with torch.no_grad():
+        module.first.weight.zero_()
+        module.first.bias.zero_()
+        module.out.weight.copy_(torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]]))
+        module.out.bias.zero_()
+    ask = ask_for(module, 0.5, x=torch.rand(6, *SHAPE))  # all of class 0, p = ½
+    assert Ordered(measures=True).choose(ask).gap == pytest.approx((3 + 4) / 2)
+    assert Ordered().choose(ask).gap is None
+
+
+def test_a_run_records_the_mean_gap_of_those_who_chose(quick):
+    result = quick("heterofl", capacities="1:0.5,0.5:0.5", participation=1.0, clients=4, rounds=1,
+                   measure_gap=True)  # fmt: skip
+    assert result.records[0]["gap"] > 0
+    assert "gap" not in quick("heterofl", capacities="0.5", rounds=1).records[0]
+
+
 def test_without_temperature_the_most_active_channels_are_taken():
     module = a_model("mlp")
     x = torch.rand(20, *SHAPE)
@@ -351,6 +394,19 @@ def test_a_high_temperature_is_uniform_and_a_low_one_takes_the_largest():
     np.testing.assert_allclose(first, np.exp(scores) / np.exp(scores).sum(), atol=0.015)
 
 
+def test_a_temperature_divides_activations():
+    """h = (-5, 1, 3, 0.5): at T = 0.01 the two largest for certain, at T = 1000 any two."""
+    module = Straight(SHAPE, 5)
+    with torch.no_grad():
+        module.first.weight.zero_()
+        module.first.bias.copy_(torch.tensor([-5.0, 1.0, 3.0, 0.5]))
+    x = torch.rand(4, *SHAPE)
+    cold = {tuple(kept(ByActivation(temperature=0.01), module, 0.5, x=x, t=t)[0]) for t in range(9)}
+    warm = {tuple(kept(ByActivation(temperature=1e3), module, 0.5, x=x, t=t)[0]) for t in range(60)}
+    assert cold == {(1, 2)}
+    assert len(warm) == 6
+
+
 def test_gradients_of_channels_by_hand():
     """Σ over positions of |Σ over samples|: signs cancel over samples, not over positions."""
     module = a_model("lenet").eval()
@@ -362,6 +418,28 @@ def test_gradients_of_channels_by_hand():
     z = F.relu(module.fc2(F.relu(module.fc1(z.flatten(1)))))
     F.cross_entropy(module.out(z), y).backward()
     np.testing.assert_allclose(found[0], h.grad.sum(0).abs().sum((1, 2)), rtol=1e-4)
+
+
+def test_gradients_of_more_samples_than_fit_at_once():
+    """Samples 0 to 255 and the rest pull in opposite directions: signs cancel over all of them."""
+    module = Straight(SHAPE, 2)
+    with torch.no_grad():
+        module.first.weight.zero_()
+        module.first.bias.zero_()
+        module.out.weight.copy_(torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]]))
+        module.out.bias.zero_()
+    y = (torch.arange(384) >= 256).long()  # p = ½: −½ for 256 of them, +½ for 128
+    (found,) = gradients(module, Channels.of(module, SHAPE), Batch(torch.rand(384, *SHAPE), y))
+    np.testing.assert_allclose(found, np.array([1, 2, 3, 4]) * 128 / 2 / 384, rtol=1e-5)
+
+
+def test_public_samples_beyond_the_first_256_are_labelled_too():
+    module = a_model("mlp")
+    x = torch.randn(300, *SHAPE)
+    ask = ask_for(module, 0.5, public=Public(x, None))
+    labelled = ByGradient(labels="csl", samples=300).similar(ask, ask.channels)
+    assert len(labelled.y) == 300
+    assert torch.equal(labelled.y, module(labelled.x).argmax(1))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -455,10 +533,22 @@ def test_the_widest_net_is_taught_by_labels_only():
     wide, narrow = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
     batch = Batch(torch.zeros(4), torch.tensor([0, 1, 2, 0]))
     OrderedDropout(distil=1.0).objective(Logits(wide, narrow), {}, {"train": batch}).backward()
-    plain = F.cross_entropy(wide.detach().requires_grad_(), batch.y)
     (alone,) = torch.autograd.grad(F.cross_entropy(wide, batch.y), wide)
     assert torch.allclose(wide.grad, alone)
-    assert plain > 0
+    # The narrow one from the widest, whose mean over the batch it moves towards.
+    assert torch.allclose(narrow.grad, (narrow.softmax(1) - wide.softmax(1)).detach() / 4)
+
+
+def test_distillation_at_a_temperature_is_scaled_by_its_square():
+    """Logits halved: (3, 1) becomes (√3, 1); without T² soft targets would count for less."""
+    wide, narrow = torch.log(torch.tensor([[9.0, 1.0]])), torch.log(torch.tensor([[1.0, 1.0]]))
+    data = {"train": Batch(torch.zeros(1), torch.tensor([0]))}
+    kl = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)  # √9 : √1 = 3 : 1
+    rule = OrderedDropout(distil=1.0, temperature=2.0)
+    loss = float(rule.objective(Logits(wide, narrow), {}, data))
+    assert loss == pytest.approx(-np.log(0.9) + 4 * kl)
+    counted = Batch(torch.zeros(1), torch.tensor([0]), weight=torch.ones(1))
+    assert float(divergence(wide, narrow, counted, 2.0)) == pytest.approx(4 * kl)
 
 
 def test_fjord_draws_widths_up_to_its_own():
@@ -466,6 +556,23 @@ def test_fjord_draws_widths_up_to_its_own():
     drawn = OrderedDropout().widths(500, 0.5, rng)
     assert set(drawn) == {0.2, 0.4, 0.5}
     assert set(OrderedDropout().widths(5, 0.1, rng)) == {0.1}
+
+
+def test_fjord_draws_all_widths_alike():
+    drawn = OrderedDropout().widths(6000, 0.5, np.random.default_rng(1))
+    shares = [drawn.count(p) / 6000 for p in (0.2, 0.4, 0.5)]
+    np.testing.assert_allclose(shares, 1 / 3, atol=0.02)
+    whole = OrderedDropout().widths(5000, 1.0, np.random.default_rng(2))
+    shares = [whole.count(p) / 5000 for p in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    np.testing.assert_allclose(shares, 1 / 5, atol=0.02)
+
+
+def test_fjord_with_all_defaults_draws_widths_at_full_capacity(quick, row):
+    result = quick("fjord", rounds=1)
+    plain = quick("fedavg", rounds=1)
+    assert result.summary["macs"] > plain.summary["macs"]
+    assert not torch.equal(row(result), row(plain))
+    assert result.devices.empty  # nobody is weak
 
 
 def test_depthfls_loss_on_hand_made_logits():
@@ -480,6 +587,17 @@ def test_depthfls_loss_on_hand_made_logits():
         assert loss == pytest.approx(ce + 2 * share / 2 * kl, rel=1e-5)
     one = rule.at(300).objective(Logits(exits[:1]), {}, data)
     assert float(one) == pytest.approx(-np.log(0.75))
+
+
+def test_exits_teach_without_learning_from_their_pupils():
+    """∂L/∂z_i = (p_i − y) + w/(n − 1) · Σ_j (p_i − p_j), and nothing as a target."""
+    p = torch.tensor([[[0.75, 0.25]], [[0.5, 0.5]], [[0.1, 0.9]]])
+    exits = p.log().requires_grad_()
+    data = {"train": Batch(torch.zeros(1), torch.tensor([0]))}
+    SelfDistillation(weight=3.0, ramp=0).at(1).objective(Logits(exits), {}, data).backward()
+    pulls = 3 * p - p.sum(0)
+    expected = p - torch.tensor([1.0, 0.0]) + 3.0 / 2 * pulls
+    torch.testing.assert_close(exits.grad, expected)
 
 
 def test_distillation_under_a_mask_has_finite_gradients():
@@ -535,13 +653,32 @@ def test_what_a_pass_keeps_is_less_for_fewer_blocks():
     module = a_model("conv4", exits=True)
     resident = Resident(module, Layout.of(module), torch.device("cpu"))
     kept = [saved_bytes(resident.module.prefix(d), SHAPE) for d in (1, 2, 3, 4)]
-    assert kept == sorted(kept)
+    assert all(more > less for less, more in pairwise(kept))
+
+
+def test_what_a_pass_keeps_by_hand():
+    """Linear 4-3-2 with a ReLU between, of one sample: 4 inputs, 3 that the ReLU gave (kept once,
+    for itself and the layer that reads it)."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert saved_bytes(module, (1, 2, 2)) == (4 + 3) * 4
 
 
 def test_depthfl_without_distillation_at_full_capacity_sums_the_exits(quick):
-    result = quick("depthfl", model="conv4", distil=0.0, rounds=1,
-                   model_options={"channels": [4, 4, 4, 4]})  # fmt: skip
-    assert isinstance(result.model(), Exits)
+    """One client, one step on all its images: plain SGD on the sum of the exits' losses."""
+    images = np.random.default_rng(0).normal(size=(30, 1, 8, 8)).astype(np.float32)
+    labels = np.arange(30) % 10
+    options = {"channels": [4, 4, 4, 4], "norm": "none"}
+    result = quick("depthfl", data=from_arrays(images, labels, images, labels), model="conv4",
+                   distil=0.0, rounds=1, clients=1, participation=1.0, steps=1, batch="inf", lr=0.1,
+                   test_share=0.0, model_options=options)  # fmt: skip
+    module = build("conv4", (1, 8, 8), 10, options={**options, "exits": True}).train()
+    exits = module(result.normalise(images))
+    assert exits.shape == (4, 30, 10)
+    torch.stack([F.cross_entropy(e, torch.from_numpy(labels)) for e in exits]).sum().backward()
+    for (name, start), trained in zip(
+        module.named_parameters(), result.model().parameters(), strict=True
+    ):
+        torch.testing.assert_close(trained, start - 0.1 * start.grad, msg=name)
 
 
 # -- mixing ---------------------------------------------------------------------------------------
@@ -602,6 +739,29 @@ def test_an_element_trained_by_nobody_keeps_its_value(quick, row):
     assert not torch.equal(before[:4], after[:4])
 
 
+def test_what_a_node_does_not_train_stays_as_it_was(quick):
+    """Without a server too: neither set to 0 nor averaged."""
+    result = quick("heterofl", topology="ring", capacities="0.25", rounds=2, clients=4,
+                   participation=1.0)  # fmt: skip
+    start = fedloom.models.build("mlp", (1, 8, 8), 10, options={"hidden": [16]})
+    for node in range(4):
+        before, after = start.hidden[0].weight, result.model(client=node).hidden[0].weight
+        assert torch.equal(before[4:], after[4:])
+        assert not torch.equal(before[:4], after[:4])
+
+
+def test_nodes_average_what_some_trained_and_keep_what_nobody_did():
+    """Two nodes that meet, n = 1 and 3: column 0 of both, 1 of the first only, 2 of nobody."""
+    rows = torch.tensor([[10.0, 10.0, 5.0], [20.0, 7.0, 6.0]])
+    meet = Contacts(np.arange(2), np.array([[0, 1]]))
+    g = Gathering(
+        round=1, layout=Layout.of(nn.Linear(2, 1)), contacts=meet, shared=torch.zeros(3),
+        clients=np.arange(2), weights=np.array([1.0, 3.0]), rows=rows, lr=0.1, stream=None,
+        indexes=(torch.tensor([0, 1]), torch.tensor([0])), memory={"mail": {}},
+    )  # fmt: skip
+    assert PeerAverage().combine(g).rows.tolist() == [[17.5, 10.0, 5.0], [17.5, 10.0, 6.0]]
+
+
 # -- whole runs -----------------------------------------------------------------------------------
 
 
@@ -654,6 +814,66 @@ def test_devices_pay_for_what_they_train(quick):
         assert dropped[cost].iloc[-1] < table[cost].iloc[-1]
 
 
+#: of one sample and 64-16-10, 64-8-10: a pass, and training (both products again for the weights,
+#: the second for its input)
+PASS, HALF_PASS = 64 * 16 + 16 * 10, 64 * 8 + 8 * 10
+TRAIN, HALF_TRAIN = 2 * PASS + 16 * 10, 2 * HALF_PASS + 8 * 10
+
+
+def one_round(quick, method, **more):
+    """Everyone at half the width, all images once: the record, and how many images there are."""
+    settings = {"capacities": "0.5", "clients": 3, "participation": 1.0, "rounds": 1, "batch": 16}
+    result = quick(method, **{**settings, **more})
+    return result.records[0], int(result.clients["train_samples"].sum())
+
+
+def test_training_and_inference_cost_what_they_multiply(quick):
+    record, n = one_round(quick, "heterofl")
+    assert record["macs"] == n * HALF_TRAIN
+    record, n = one_round(quick, "feddse")
+    assert record["macs"] == n * (HALF_TRAIN + PASS)  # the whole model looks at all images
+    record, n = one_round(quick, "feddse", samples=20)
+    assert record["macs"] == n * HALF_TRAIN + 3 * 20 * PASS
+    record, n = one_round(quick, "heterofl", capacities="1")
+    assert record["macs"] == n * TRAIN
+
+
+@pytest.mark.parametrize("norm", ["none", "batch", "static"])
+def test_measuring_norms_costs_another_pass(quick, norm):
+    options = {"channels": [4, 4, 4, 4], "norm": norm}
+    settings = {"model": "conv4", "model_options": options}
+    plain, n = one_round(quick, "heterofl", **settings)
+    chosen, _ = one_round(quick, "feddse", **settings)
+    each = forward_macs(build("conv4", (1, 8, 8), 10, options=options), (1, 8, 8))
+    passes = 1 if norm == "none" else 2
+    assert chosen["macs"] - plain["macs"] == passes * n * each
+
+
+def test_narrower_nets_cost_their_share_of_the_steps(quick):
+    """16 images a step, all steps full: widths ½ and 1 are drawn."""
+    settings = {"capacities": "1", "levels": [0.5], "steps": 6, "clients": 2}
+    record, _ = one_round(quick, "fjord", **settings)
+    drawn = [
+        OrderedDropout(levels=(0.5,)).widths(6, 1.0, stream(0, "widths", 1, c)) for c in (0, 1)
+    ]
+    halves = sum(widths.count(0.5) for widths in drawn)
+    assert 0 < halves < 12
+    assert record["macs"] == 12 * 16 * TRAIN + halves * 16 * HALF_TRAIN
+
+
+def test_memory_is_weights_gradients_momentum_and_what_a_batch_keeps(quick):
+    """64-8-10: 610 weights; a sample's 64 inputs and 8 activations."""
+    record, _ = one_round(quick, "heterofl")
+    assert record["devices"]["0.5"]["memory"] == 4 * (2 * 610 + 16 * (64 + 8))
+    record, _ = one_round(quick, "heterofl", momentum=0.9)
+    assert record["devices"]["0.5"]["memory"] == 4 * (3 * 610 + 16 * (64 + 8))
+    # The whole model to choose from, and 256 images at once between its first layers; or a step.
+    record, _ = one_round(quick, "feddse")
+    assert record["devices"]["0.5"]["memory"] == 4 * (1210 + 256 * (64 + 16))
+    record, _ = one_round(quick, "feddse", samples=20)
+    assert record["devices"]["0.5"]["memory"] == 4 * (1210 + 2 * 610 + 16 * (64 + 8))
+
+
 def test_devices_are_scored_where_all_are_alike_too(quick):
     result = quick("heterofl", capacities="0.5", rounds=1)
     assert result.devices["micro"].tolist() == [result.summary["micro"]]
@@ -681,9 +901,35 @@ def test_the_scaler_multiplies_in_training_only():
     torch.testing.assert_close(scaled.train()(x), plain.out(hidden))  # not the classifier
 
 
+@pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord"])
+def test_width_methods_scale_by_default_and_fjord_does_not(name):
+    select = find(name)().build().select
+    assert select.narrowed(Channels.of(a_model("mlp"), SHAPE), 0.25)[1] == (
+        1 if name == "fjord" else 4
+    )
+
+
+def test_a_client_with_a_quarter_of_the_channels_scales_them_fourfold():
+    module = a_model("mlp", hidden=[8])
+    ask = ask_for(module, 0.25)
+    small = Ordered(scaler=True).choose(ask).build()
+    Layout.of(small).load(small, torch.randn(Layout.of(small).size))
+    x = torch.randn(3, *SHAPE)
+    hidden = F.relu(4 * small.hidden[0].train(False)(x.flatten(1)))
+    torch.testing.assert_close(small.train()(x), small.out(hidden))
+    assert Ordered(scaler=True).narrowed(ask.channels, 0.25) == ((2,), 4.0)
+    assert Ordered().narrowed(ask.channels, 0.25) == ((2,), 1.0)
+
+
 def test_a_public_set_that_is_too_small_is_told(quick):
     with pytest.warns(UserWarning, match="fewer than the 128"):
         quick("fedgse-csl", capacities="0.5", rounds=1)
+
+
+def test_a_public_set_needs_a_server_to_hold_it(quick):
+    for name in ("fedgse-spl", "fedgse-csl"):
+        with pytest.raises(FedloomError, match=r"ByGradient chooses by a public set.*server"):
+            quick(name, topology="ring", capacities="0.5", public="share:0.1")
 
 
 def test_nonsense_is_refused(quick):
@@ -725,7 +971,6 @@ def test_capacities_from_a_file_a_mix_or_a_name(tmp_path):
 
 def test_a_preset_gives_what_the_run_does_not():
     from fedloom.experiment.config import make_config
-    from fedloom.methods.registry import find
 
     config, options = make_config({"method": "feddse", "preset": "source", "lr": 0.5},
                                   find("feddse"))  # fmt: skip
@@ -738,7 +983,6 @@ def test_a_preset_gives_what_the_run_does_not():
 
 def test_an_option_of_the_run_goes_over_the_preset_however_it_is_written():
     from fedloom.experiment.config import make_config
-    from fedloom.methods.registry import find
 
     for given in ({"mask": "zero"}, {"params": {"mask": "zero"}}):
         config, options = make_config({"preset": "source", **given}, find("feddse"))

@@ -62,6 +62,11 @@ class Method:
                 f"{names['mix']} looks at a public set, which only a server holds, and "
                 f"{names['topology']} has none. Use a mix that needs no public set."
             )
+        if not self.topology.server and self.select.sees_public:
+            raise FedloomError(
+                f"{type(self.select).__name__} chooses by a public set, which only a server holds, "
+                f"and {names['topology']} has none. Use a selector that needs no public set."
+            )
         if self.topology.server and self.mix.meets:
             raise FedloomError(
                 f"{names['mix']} combines the models of nodes that meet, but with "

@@ -44,6 +44,7 @@ class Setting:
     augment: Augment = field(default_factory=Augment)
     extras: tuple[str, ...] = ()  # columns that the local rule adds
     pools: bool = False  # one learner, number 0, trains on everyone's data
+    submodels: bool = False  # some train a part of the model: all its tracked norms are measured
     static: bool = False  # the model has norms whose statistics are measured before scoring
     static_samples: int = 5000
     channels: Channels | None = None  # of the model, where sub-models are made of them
@@ -135,7 +136,7 @@ class Block:
     indices: np.ndarray
     owner: np.ndarray  # position in `who`, per sample
     who: np.ndarray
-    calibrate: tuple[int, ...]  # whose training data measures static norms
+    calibrate: tuple[int, ...]  # whose training data measures norm statistics
     probabilities: bool = False
 
 
@@ -160,8 +161,8 @@ class Engine(ABC):
         """Score every block, in their order."""
 
     def score(self, clients: np.ndarray, rows: Tensor, part: str, shared: bool = False) -> Scored:
-        """Score each client's row on its data part; one expanded row is scored in one go. Static
-        norms are measured on the data of these clients, of a `shared` model on everybody's."""
+        """Score each client's row on its data part; one expanded row is scored in one go. Norm
+        statistics are measured on the data of these clients, of a `shared` model on everybody's."""
         federation = self.setting.federation
         groups = [federation.indices(int(c), part) for c in clients]
         whole = tuple(int(c) for c in clients)
@@ -224,7 +225,7 @@ class Engine(ABC):
         calibrate: tuple[int, ...],
     ) -> Iterator[Block]:
         """Samples of several clients in blocks of a fixed size, so that sums never depend on who
-        computes them. Static norms are measured per block, so there they stay together."""
+        computes them. Norm statistics are measured per block, so there they stay together."""
         owner = np.repeat(np.arange(len(groups)), [len(g) for g in groups])
         indices = np.concatenate(groups)
         size = max(len(indices), 1) if self.setting.static else _BLOCK

@@ -207,7 +207,7 @@ class Worker:
         if self.setting.static:
             most = self.setting.static_samples
             measured_on = self.setting.federation.calibration(block.calibrate, most)
-            settle(resident.module, self._train.batches(measured_on))
+            settle(resident.module, self._train.batches(measured_on), self.setting.submodels)
         resident.module.eval()
         source = self.source(block)
         classes, groups = self.setting.dataset.n_classes, len(block.who)

@@ -13,6 +13,7 @@ from fedloom.experiment.plugins import model_factory
 from fedloom.models import build
 from fedloom.models.counts import LayerCost, forward_macs, layer_costs, saved_bytes, training_macs
 from fedloom.select import Channels, Ordered, Prefix
+from fedloom.select.verify import verify
 
 _COPIES = 2  # of the weights in a training step: themselves and their gradients
 
@@ -57,6 +58,7 @@ def blueprint(
     elif capacity < 1:
         Ordered().check(module, shape, capacity)
         channels = Channels.of(module, shape)
+        verify(channels, shape)
         counts = channels.counts(capacity)
         part = channels.build(counts)
         groups = [(g.name, k, g.size) for g, k in zip(channels.groups, counts, strict=True)]

@@ -22,7 +22,7 @@ from fedloom.experiment.rescore import scored_with
 from fedloom.experiment.setup import placed
 from fedloom.experiment.state import State
 from fedloom.local import Optimiser
-from fedloom.models.norm import has_batch_norm, has_static_norm, settle
+from fedloom.models.norm import has_batch_norm, has_measured_norm, settle
 from fedloom.models.voting import Voting
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def personal_model(
         )
     state = State(layout, method.mix, tensors["shared"])
     state.restore(tensors)
-    module = build()
+    module, submodels = build(), bool(about.get("submodels", False))
     dataset = _dataset(images, labels, about)
     setting = Setting(
         build=build,
@@ -63,7 +63,8 @@ def personal_model(
         seed=config.seed,
         capacities=np.ones(1),
         extras=tuple(method.local.extras),
-        static=has_static_norm(module),
+        submodels=submodels,
+        static=has_measured_norm(module, submodels),
         static_samples=config.static_samples,
     )
     engine = Serial(setting)
@@ -88,7 +89,8 @@ def personal_model(
     source = Source(dataset.x, dataset.y, dataset.mean, dataset.std, setting.device)
 
     def ready(made: nn.Module, row: Tensor) -> nn.Module:
-        return settle(layout.load(made, row), source.batches(np.arange(len(dataset.y))))
+        images = source.batches(np.arange(len(dataset.y)))
+        return settle(layout.load(made, row), images, submodels)
 
     if method.newcomer.choice == "vote":
         return Voting([ready(build(), row) for row in tried]).eval()

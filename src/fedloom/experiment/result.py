@@ -17,7 +17,7 @@ from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.store import RunStore
 from fedloom.layout import Columns, Layout
 from fedloom.models import Factory, build
-from fedloom.models.norm import has_static_norm, settle
+from fedloom.models.norm import has_measured_norm, settle
 from fedloom.population import Population
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ class Result:
         """The trained model as a plain `nn.Module`: the shared one, or a client's own.
 
         It takes images as `normalise` makes them. A model of your own factory needs that factory
-        again. Static norms are measured on the run's training data, as when it was scored.
+        again. Norm statistics that were measured before scoring (`measured`) are measured again, on
+        the run's training data.
         """
         if client is not None and not (
             isinstance(client, int) and 0 <= client < self.config["clients"]
@@ -149,12 +150,13 @@ class Result:
                 )
             row = row if client is None else kept.compose([client], row)[0]
         layout.load(module, row)
-        if has_static_norm(module):
-            self._measure(module, client)
+        submodels = bool(about.get("submodels", False))
+        if has_measured_norm(module, submodels):
+            self._measure(module, client, submodels)
         return module.eval()
 
-    def _measure(self, module: nn.Module, client: int | None) -> None:
-        """Static norms, which no checkpoint holds, as they were when the run was scored."""
+    def _measure(self, module: nn.Module, client: int | None, every: bool) -> None:
+        """Norm statistics that no checkpoint holds, as they were when the run was scored."""
         import torch
 
         from fedloom.engine.batches import Source
@@ -167,14 +169,21 @@ class Result:
             federation = make_federation(config, load_dataset(config))
         except FedloomError as e:
             warnings.warn(
-                f"The statistics of this model's static norms can't be measured: {e} Measure them "
-                "on images of your own with fedloom.models.norm.settle(model, batches).",
+                f"The statistics of this model's norms can't be measured: {e} Measure them on "
+                "images of your own with fedloom.models.norm.settle(model, batches, every=True).",
                 stacklevel=3,
             )
             return
         data, clients = federation.dataset, federation.everybody if client is None else [client]
         source = Source(data.x, data.y, data.mean, data.std, torch.device("cpu"))
-        settle(module, source.batches(federation.calibration(clients, config.static_samples)))
+        images = source.batches(federation.calibration(clients, config.static_samples))
+        settle(module, images, every)
+
+    @property
+    def measured(self) -> bool:
+        """Whether norm statistics were measured on training data before scoring: those of static
+        norms, and those of all tracked norms where clients trained sub-models."""
+        return any(record.get("norms", {}).get("measured") for record in self.records)
 
     @property
     def public(self) -> str | None:
@@ -294,7 +303,7 @@ _COST = {
 }  # fmt: skip
 
 
-_NESTED = {"profile", "mix", "devices"}
+_NESTED = {"profile", "mix", "devices", "norms"}
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:

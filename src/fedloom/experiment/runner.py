@@ -186,6 +186,8 @@ class Runner:
     def score(self, t: int) -> tuple[dict[str, Any], pd.DataFrame | None]:
         """Score the common test set and every client's own: a record and the per-client table."""
         record: dict[str, Any] = {}
+        if self.experiment.engine.setting.static:
+            record["norms"] = {"measured": True}
         clients = self._scored_clients
         common = self._score_common(clients)
         if common is not None:
@@ -271,7 +273,7 @@ class Runner:
         if not len(x.federation.global_test()):
             return None
         if not x.state.personal:
-            # Static norms of a shared model are measured on data of everybody.
+            # Norms of a shared model are measured on data of everybody.
             everybody = x.federation.everybody
             scored = x.engine.score_global(x.state.rows(everybody[:1]), everybody)
             return _common(everybody[:1], scored)

@@ -113,7 +113,10 @@ class Config(BaseModel):
         1000, ge=0, description="most personal models to score on the common test set; 0: none"
     )
     static_samples: int = Field(
-        5000, ge=1, description="samples that measure static norm statistics"
+        5000,
+        ge=1,
+        description="training samples that measure norm statistics before scoring (of static "
+        "norms; of all tracked norms where clients train sub-models)",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     engine: str = Field("auto", description="auto, serial, stacked, processes or ray")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 import zlib
 from dataclasses import dataclass, replace
@@ -30,8 +31,9 @@ from fedloom.local import Budget
 from fedloom.method import Method
 from fedloom.models import Factory, build, choose
 from fedloom.models.exits import Exits
-from fedloom.models.norm import has_batch_norm, has_static_norm
+from fedloom.models.norm import has_batch_norm, has_measured_norm
 from fedloom.select import Channels, Whole
+from fedloom.select.verify import verify
 from fedloom.streams import streams_of
 from fedloom.topology import Faults, Peers, network
 
@@ -186,7 +188,7 @@ def prepare(
     augment = _augment(config, dataset)
     factory = model or model_factory(config.model)
     shape, classes = dataset.shape, dataset.n_classes
-    model_options = {**config.model_options, **method.select.model_options}
+    model_options = _model_options(config, method)
     make = partial(build, factory, shape, classes, config.seed, model_options)
     fitted = method.select.fitted(make(), float(capacities[: config.clients].max()))
     if fitted:
@@ -195,11 +197,14 @@ def prepare(
     module = make()
     layout = Layout.of(module, method.local.extras)
     shared = layout.flatten(module, method.local.extras)
-    _try(module, shape, classes)
+    _try(module, shape, classes, exits="exits" in method.select.model_options)
     for capacity in np.unique(capacities[capacities < 1]):
         method.select.check(module, shape, float(capacity))
-    cuts = method.select.cuts and not (capacities == 1).all()
-    channels = Channels.of(module, shape) if cuts else None
+    submodels = bool((capacities < 1).any()) or method.local.narrows
+    channels = None
+    if method.select.cuts and submodels:
+        channels = Channels.of(module, shape)
+        verify(channels, shape)
     sees = method.mix.sees_classes
     class_of = layout.outputs(_classifiers(module, shape, channels)) if sees else None
     setting = Setting(
@@ -213,7 +218,8 @@ def prepare(
         capacities=capacities,
         extras=tuple(method.local.extras),
         pools=method.topology.pools,
-        static=has_static_norm(module),
+        submodels=submodels,
+        static=has_measured_norm(module, submodels),
         static_samples=config.static_samples,
         channels=channels,
         public=public if method.select.sees_public else None,
@@ -252,6 +258,7 @@ def prepare(
         "network": _first_contacts(config, method, layout),
         "kept": state.kept.columns.ranges,
         "public": None if public is None else public.note,
+        "submodels": submodels,
     }
     return Experiment(
         config=config,
@@ -276,7 +283,7 @@ def _classifiers(
     """The layers that make logits, a row of weights for each class."""
     if isinstance(module, Exits):
         return module.classifiers
-    last = (channels or Channels.of(module, shape)).classifier
+    last = (channels or Channels.of(module, shape, training=False)).classifier
     if last is None:
         raise FedloomError(
             f"{type(module).__name__} has no single layer that makes the logits, so rows can't be "
@@ -355,25 +362,46 @@ def _check_public(config: Config, method: Method) -> None:
     )
 
 
+def _model_options(config: Config, method: Method) -> dict[str, Any]:
+    """What the model is built with: the run's options, and those that the selector needs."""
+    needed = method.select.model_options
+    for key in config.model_options.keys() & needed.keys():
+        if config.model_options[key] != needed[key]:
+            raise FedloomError(
+                f"model_options.{key}={config.model_options[key]} would do nothing: "
+                f"{config.method} sets it itself. Leave it out."
+            )
+    return {**config.model_options, **needed}
+
+
 def _capacities(config: Config) -> np.ndarray:
     """Newcomers have trained nothing; they count as able to hold the whole model."""
     clients = Capacities.parse(config.capacities).assign(config.clients, config.seed)
     return np.concatenate([clients, np.ones(config.newcomers)])
 
 
-def _try(module: nn.Module, shape: tuple[int, int, int], classes: int) -> None:
-    """One pass through the model: whether it and the data fit at all."""
-    try:
-        with torch.no_grad():
-            logits = module.eval()(torch.zeros((2, *shape)))
-    except (RuntimeError, ValueError, TypeError) as e:
-        reason = str(e).splitlines()[0]
-        raise FedloomError(
-            f"The model can't take images of shape {shape}: {reason}. Choose another --model."
-        ) from e
-    if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
+def _try(module: nn.Module, shape: tuple[int, int, int], classes: int, exits: bool) -> None:
+    """A pass through the model in either mode: whether it and the data fit at all."""
+    module = copy.deepcopy(module)  # training passes move the statistics of norms
+    for training, when in ((False, ""), (True, " in training")):
+        try:
+            with torch.no_grad():
+                logits = module.train(training)(torch.zeros((2, *shape)))
+        except (RuntimeError, ValueError, TypeError) as e:
+            reason = str(e).splitlines()[0]
+            raise FedloomError(
+                f"The model can't take images of shape {shape}{when}: {reason}. Choose another "
+                "--model."
+            ) from e
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise FedloomError(
-            f"The model must return one logit per class, (batch, {classes}); for a batch of 2 it "
-            f"returned {got}."
-        )
+        if isinstance(module, Exits) and training:
+            if not exits:
+                raise FedloomError(
+                    "The model has a classifier behind each block (exits), all of which answer in "
+                    "training; this method trains one. Leave exits out, or choose depthfl."
+                )
+        elif got != (2, classes):
+            raise FedloomError(
+                f"The model must return one logit per class, (batch, {classes}), in evaluation and "
+                f"in training; for a batch of 2 it returned {got}{when}."
+            )

@@ -59,7 +59,9 @@ class OrderedDropout(MaskedSGD):
     distil: float = 0.5
     temperature: float = 1.0
 
-    narrows = True
+    @property
+    def narrows(self) -> bool:  # type: ignore[override]
+        return min(self.levels) < 1
 
     def __post_init__(self) -> None:
         if not self.levels or not all(0 < p <= 1 for p in self.levels):

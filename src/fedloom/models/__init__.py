@@ -45,7 +45,7 @@ def build(
     as a number, only so many of them answer.
     """
     given = dict(options or {})
-    exits = given.pop("exits", False)
+    exits = _exits(given.pop("exits", False))
     if isinstance(model, str):
         name = choose(shape) if model == "auto" else model
         if name not in MODELS:
@@ -78,4 +78,14 @@ def build(
             )
         if not exits:
             return module
-        return with_exits(module, shape, classes, None if exits is True else int(exits))
+        return with_exits(module, shape, classes, None if exits is True else exits)
+
+
+def _exits(value: object) -> bool | int:
+    """Whether there are classifiers behind the blocks, or how many of them answer."""
+    if isinstance(value, bool) or (isinstance(value, int) and value > 0):
+        return value
+    raise FedloomError(
+        f"exits={value} is not valid: give true for a classifier behind each block, or a whole "
+        "number above 0 if only so many of them answer."
+    )

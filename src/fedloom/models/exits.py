@@ -25,7 +25,13 @@ def with_exits(
             "could be put. Give it a method exit_blocks() that returns them in order, as a list of "
             "modules, or use mlp, lenet, conv4, resnet18 or resnet34."
         )
-    return Exits(blocks(), shape, classes, answers)
+    made = blocks()
+    if answers is not None and answers > len(made):
+        raise FedloomError(
+            f"exits={answers} is not valid: {type(module).__name__} has {len(made)} blocks, and a "
+            "classifier behind each."
+        )
+    return Exits(made, shape, classes, answers)
 
 
 class Exit(nn.Module):

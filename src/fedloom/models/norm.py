@@ -1,14 +1,16 @@
 """Normalisation layers by name, so that every built-in model can be built with each of them.
 
 `batch` tracks running statistics; `static` (sBN) uses batch statistics in training and has its
-statistics measured once, right before evaluation, by whoever evaluates (`measuring`); `group`
-needs no statistics; `none` leaves the layer out.
+statistics measured once, right before evaluation, by whoever evaluates (`settle`); `group` needs no
+statistics; `none` leaves the layer out. Statistics that narrower and wider networks tracked
+together fit none of them, so where clients train sub-models all tracked norms are measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -52,41 +54,86 @@ def has_batch_norm(module: nn.Module) -> bool:
 
 def has_tracked_norm(module: nn.Module) -> bool:
     """Whether training passes move statistics that are kept in buffers."""
-    return any(
-        isinstance(m, nn.modules.batchnorm._BatchNorm)
-        and m.track_running_stats
-        and not isinstance(m, StaticBatchNorm2d)
-        for m in module.modules()
+    return any(_tracks(m) and not isinstance(m, StaticBatchNorm2d) for m in module.modules())
+
+
+def has_measured_norm(module: nn.Module, every: bool) -> bool:
+    """Whether statistics are measured before scoring: of static norms, of `every` tracked norm."""
+    return bool(_measured(module, every))
+
+
+def _tracks(layer: nn.Module) -> bool:
+    """Any class of norm: what counts is that it tracks a mean and a variance."""
+    kept = [getattr(layer, name, None) for name in ("running_mean", "running_var")]
+    return bool(getattr(layer, "track_running_stats", False)) and all(
+        isinstance(t, Tensor) for t in kept
     )
 
 
-def has_static_norm(module: nn.Module) -> bool:
-    return bool(_static(module))
-
-
-def _static(module: nn.Module) -> list[StaticBatchNorm2d]:
-    return [m for m in module.modules() if isinstance(m, StaticBatchNorm2d)]
+def _measured(module: nn.Module, every: bool) -> list[nn.Module]:
+    layers = [m for m in module.modules() if _tracks(m)]
+    return layers if every else [m for m in layers if isinstance(m, StaticBatchNorm2d)]
 
 
 @contextmanager
-def measuring(module: nn.Module) -> Iterator[None]:
-    """Inside, forward passes in training mode gather the static statistics afresh."""
-    layers = _static(module)
+def measuring(module: nn.Module, every: bool = False) -> Iterator[None]:
+    """Inside, forward passes gather the statistics of static (or `every` tracked) norms afresh: as
+    means over the passes, in which only these layers are in training mode."""
+    module.train()
+    layers = [m for m in _measured(module, every) if m.training]  # others are frozen on purpose
+    module.eval()
+    before = [getattr(layer, "momentum", None) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(_CountingMean()) for layer in layers]
     for layer in layers:
-        layer.reset_running_stats()
-        layer.measure = True
+        layer.reset_running_stats()  # type: ignore[operator]
+        layer.training = True
+        if isinstance(layer, StaticBatchNorm2d):
+            layer.measure = True
     try:
         yield
     finally:
-        for layer in layers:
-            layer.measure = False
+        for layer, momentum, hook in zip(layers, before, hooks, strict=True):
+            hook.remove()
+            layer.momentum = momentum  # type: ignore[assignment]
+            layer.training = False
+            if isinstance(layer, StaticBatchNorm2d):
+                layer.measure = False
 
 
-def settle(module: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
-    """Ready to be looked at: in evaluation mode, static norms measured on these images."""
-    if has_static_norm(module):
-        module.train()
-        with measuring(module), torch.no_grad():
-            for x in batches:
+class _CountingMean:
+    """Lets every use of a norm count alike (instance norm takes no momentum=None for that)."""
+
+    def __init__(self) -> None:
+        self.uses = 0
+
+    def __call__(self, layer: nn.Module, inputs: object) -> None:
+        self.uses += 1
+        layer.momentum = 1.0 / self.uses  # type: ignore[assignment]
+
+
+def settle(module: nn.Module, batches: Iterable[Tensor], every: bool = False) -> nn.Module:
+    """Ready to be looked at: in evaluation mode, the statistics of static (or `every` tracked)
+    norms measured on these images; without images they stay as they are."""
+    module.eval()
+    if not has_measured_norm(module, every):
+        return module
+    images = _without_single(batches)
+    first = next(images, None)
+    if first is not None:
+        with measuring(module, every), torch.no_grad():
+            for x in chain([first], images):
                 module(x)
-    return module.eval()
+    return module
+
+
+def _without_single(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The same images; one that is left over joins the batch before it, as a variance needs two."""
+    before: Tensor | None = None
+    for x in batches:
+        if before is not None and len(x) == 1:
+            x = torch.cat([before, x])
+        elif before is not None:
+            yield before
+        before = x
+    if before is not None:
+        yield before

@@ -192,6 +192,8 @@ def print_result(result: Result, details: bool = False) -> None:
             f"{done['eval_seconds']:.1f} s scoring, peak memory {amount(done['peak_memory'])}"
         )
     _print_devices(result)
+    if result.measured:
+        out.print("Norm statistics were measured on training data before each scoring.")
     if config.get("public", "none") != "none" and result.store.has_checkpoint():
         out.print(f"Public set: {result.public}")
     if "degree" in done:

@@ -20,7 +20,7 @@ from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.models.scaler import scale_output
 from fedloom.select.axes import Axis, Label, resolve
-from fedloom.select.trace import Traced, trace
+from fedloom.select.trace import Reader, Traced, trace
 
 _CONVOLUTIONS = nn.modules.conv._ConvNd
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
@@ -49,6 +49,15 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Step:
+    """An operation of a pass through the model, and what its result is made of."""
+
+    name: str
+    where: str
+    dims: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
 class Channels:
     """The groups of a model, and how each of its tensors is made of them."""
 
@@ -58,11 +67,14 @@ class Channels:
     scaled: tuple[str, ...]  # layers followed by others: what the scaler multiplies
     classifier: str | None  # the layer that makes the logits, a row of its weights for each class
     depthwise: frozenset[str] = frozenset()
+    weights: frozenset[str] = frozenset()  # tensors that products and convolutions read with
+    steps: Mapping[bool, tuple[Step, ...]] = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def of(module: nn.Module, shape: Sequence[int]) -> Channels:
-        """Read off the module; refused, with the layer's name, where it can't be cut."""
-        traced = trace(module, shape)
+    def of(module: nn.Module, shape: Sequence[int], training: bool = True) -> Channels:
+        """Read off the module, in evaluation and `training`; refused, with the layer's name, where
+        it can't be cut."""
+        traced = trace(module, shape, training)
         axes = _free_axes(traced)
         if not axes:
             raise FedloomError(
@@ -84,12 +96,16 @@ class Channels:
             for name, axis, r in zip(names, axes, readers, strict=True)
         )
         dims = {name: tuple(dim(x) for x in labels) for name, labels in traced.labels.items()}
-        hidden = [m.layer for m in traced.makers if any(not a.fixed for a in resolve(m.label))]
+        hidden = [m.layer for m in _makers(traced) if any(not a.fixed for a in resolve(m.label))]
         out = resolve(traced.output)
         last = [m.layer for m in traced.makers if resolve(m.label) == out]
+        steps = {
+            mode: tuple(Step(o.name, o.where, tuple(dim(x) for x in o.labels)) for o in found)
+            for mode, found in traced.operations.items()
+        }
         return Channels(
             copy.deepcopy(module), groups, dims, tuple(dict.fromkeys(hidden)),
-            last[-1] if last else None, traced.depthwise,
+            last[-1] if last else None, traced.depthwise, traced.weights, steps,
         )  # fmt: skip
 
     @property
@@ -106,7 +122,7 @@ class Channels:
         kept = [np.sort(k) for k in keep]
         out = []
         for entry in layout.entries:
-            at = [_positions(dim, kept) for dim in self.dims[entry.tensor]]
+            at = [places(dim, kept) for dim in self.dims[entry.tensor]]
             shape = entry.shape
             if len(shape) == 4:  # kernels lie in a row channels last
                 at, shape = [at[i] for i in (0, 2, 3, 1)], tuple(shape[i] for i in (0, 2, 3, 1))
@@ -186,7 +202,7 @@ class Channels:
         out = {}
         for name, tensor in tensors.items():
             for i, dim in enumerate(self.dims[name]):
-                at = _positions(dim, keep)
+                at = places(dim, keep)
                 if len(at) == tensor.shape[i]:
                     continue
                 if len(at) == at[-1] + 1:  # a view, into which norms can write
@@ -197,21 +213,25 @@ class Channels:
         return out
 
 
+def _makers(traced: Traced) -> tuple[Reader, ...]:
+    return (*traced.makers, *traced.training_makers)
+
+
 def _free_axes(traced: Traced) -> list[Axis]:
     """The groups, in the order in which layers make them."""
-    made = [a for maker in traced.makers for a in resolve(maker.label) if not a.fixed]
+    made = [a for maker in _makers(traced) for a in resolve(maker.label) if not a.fixed]
     return list({id(axis): axis for axis in made}.values())
 
 
 def _name(axis: Axis, traced: Traced) -> str:
-    return next(m.layer for m in traced.makers if any(a is axis for a in resolve(m.label)))
+    return next(m.layer for m in _makers(traced) if any(a is axis for a in resolve(m.label)))
 
 
 def _size(dim: Dim) -> int:
     return prod(f.size for f in dim)
 
 
-def _positions(dim: Dim, keep: Sequence[np.ndarray]) -> np.ndarray:
+def places(dim: Dim, keep: Sequence[np.ndarray]) -> np.ndarray:
     """Where the kept channels are in a dimension."""
     at = np.zeros(1, dtype=np.int64)
     for factor in dim:

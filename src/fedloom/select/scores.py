@@ -2,7 +2,7 @@
 
 The activation of a channel is what the layers that read it are given, so behind its norm,
 non-linearity and pooling. Channels that several layers read, as behind residual additions, get the
-mean of what those say. Static norms are measured on the same data first.
+mean of what those say. Norm statistics are measured on the same data first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WATCHED = (nn.Linear, nn.modules.conv._ConvNd)
 def activations(module: nn.Module, channels: Channels, x: Tensor) -> list[np.ndarray]:
     """h_i of every group: the mean over samples and, for maps, positions."""
     sums = [torch.zeros(n, dtype=torch.float64) for n in channels.sizes]
-    settle(module, x.split(AT_ONCE))
+    settle(module, x.split(AT_ONCE), every=True)
     with torch.no_grad(), _inputs(module, channels) as given:
         for some in x.split(AT_ONCE):
             given.clear()
@@ -44,7 +44,7 @@ def activations(module: nn.Module, channels: Channels, x: Tensor) -> list[np.nda
 def gradients(module: nn.Module, channels: Channels, batch: Batch) -> list[np.ndarray]:
     """g_i of every group: Σ over positions of |Σ over samples of ∂L/∂h_i| (S2 Algorithm 4.4)."""
     sums: list[dict[int, Tensor]] = [{} for _ in channels.groups]
-    settle(module, batch.x.split(AT_ONCE))
+    settle(module, batch.x.split(AT_ONCE), every=True)
     with torch.enable_grad(), _inputs(module, channels) as given:
         for x, y in zip(batch.x.split(AT_ONCE), batch.y.split(AT_ONCE), strict=True):
             given.clear()

@@ -1,6 +1,7 @@
-"""Which channels of a model belong together, read off one pass through the model itself.
+"""Which channels of a model belong together, read off two passes through the model itself, one in
+evaluation and one in training mode.
 
-Torch shows every operation of that pass, whatever the module's Python looks like; each of them says
+Torch shows every operation of a pass, whatever the module's Python looks like; each of them says
 how the axes of its inputs become those of its output (`axes.py`). Residual additions, norm layers,
 depthwise and grouped convolutions, flattening before a linear layer and reshapes all follow from
 that. An operation that is not known here is refused, with the layer that it is in.
@@ -8,6 +9,7 @@ that. An operation that is not known here is refused, with the layer that it is 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +25,9 @@ from fedloom.select.axes import Label, Mismatch, fix, fixed, free, merge, regrou
 Labels = tuple[Label, ...]
 
 _SAME = {"hardswish", "hardsigmoid", "hardtanh", "dropout", "alias", "lift_fresh", "clone",
-         "detach", "_to_copy", "zeros_like", "ones_like", "hardswish_", "hardtanh_",
-         "leaky_relu", "leaky_relu_", "elu", "elu_"}  # fmt: skip
+         "detach", "_to_copy", "hardswish_", "hardtanh_", "leaky_relu", "leaky_relu_", "elu",
+         "elu_", "native_dropout", "rrelu_with_noise", "normal_", "uniform_", "exponential_",
+         "random_"}  # fmt: skip
 _POINTWISE = {"_prelu_kernel"}
 _POOLS = {"max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d",
           "max_pool1d", "avg_pool1d", "upsample_nearest2d", "upsample_bilinear2d", "max_pool2d",
@@ -35,6 +38,8 @@ _REDUCTIONS = {"mean", "sum", "amax", "amin", "max", "min"}
 _NORMS = {"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",
           "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
           "_batch_norm_no_update"}  # fmt: skip
+_FACTORIES = {"new_empty", "new_zeros", "new_ones", "new_full"}
+_POSITIONS = {"slice", "constant_pad_nd", "flip", "roll", "select", "index", "index_select"}
 
 
 @dataclass(frozen=True)
@@ -46,35 +51,55 @@ class Reader:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """An operation of a pass: its name, where it is, and the labels of its (first) result."""
+
+    name: str
+    where: str
+    labels: Labels
+
+
+@dataclass(frozen=True)
 class Traced:
-    """What a pass told: labels of all tensors by name, who reads and who makes channels."""
+    """What the passes told: labels of all tensors by name, who reads channels (in evaluation), who
+    makes them (in either mode; the first of them in evaluation), and the operations by mode."""
 
     labels: dict[str, Labels]
     readers: tuple[Reader, ...]
     makers: tuple[Reader, ...]
+    training_makers: tuple[Reader, ...]
     depthwise: frozenset[str]  # convolutions whose number of groups is that of their channels
+    weights: frozenset[str]  # tensors that products and convolutions read channels with
+    operations: dict[bool, tuple[Operation, ...]]  # by whether it is in training
     output: Label
 
 
-def trace(module: nn.Module, shape: Sequence[int]) -> Traced:
-    """Watch one pass of zeros through the module."""
-    training = module.training
+def trace(module: nn.Module, shape: Sequence[int], training: bool = True) -> Traced:
+    """Watch passes of zeros through the module: in evaluation and, if asked to, in training."""
+    module = copy.deepcopy(module)  # training passes move the statistics of norms
     tracer = _Tracer(module)
-    x = torch.zeros((2, *shape), dtype=next(module.parameters()).dtype)
-    x = x.to(next(module.parameters()).device)
+    parameter = next(module.parameters())
+    x = torch.zeros((2, *shape), dtype=parameter.dtype, device=parameter.device)
     tracer.remember(x, tuple(fixed(n) for n in x.shape))
-    try:
-        with torch.no_grad(), tracer.named_layers(), tracer:
-            out = module.eval()(x)
-    finally:
-        module.train(training)
-    for label in tracer.known(out):
-        fix(label)
+    out = tracer.watch(x, training=False)
+    readers, makers = tuple(tracer.readers), tuple(tracer.makers)
+    if training:
+        tracer.makers.clear()
+        tracer.watch(x, training=True)
     labels = {name: tracer.known(t) for t, name in tracer.named()}
     return Traced(
-        labels, tuple(tracer.readers), tuple(tracer.makers), frozenset(tracer.depthwise),
-        tracer.known(out)[-1],
+        labels, readers, makers, tuple(tracer.makers) if training else (),
+        frozenset(tracer.depthwise), frozenset(tracer.weights),
+        {mode: tuple(found) for mode, found in tracer.operations.items()}, tracer.known(out)[-1],
     )  # fmt: skip
+
+
+def refusal(module: nn.Module, where: str, training: bool, reason: str) -> FedloomError:
+    mode = " in training" if training else ""
+    return FedloomError(
+        f"{type(module).__name__} can't be cut into sub-models: in {where}{mode}, {reason}. Use "
+        "one of the built-in models, or a method that trains the whole model."
+    )
 
 
 class _Tracer(TorchDispatchMode):
@@ -89,6 +114,24 @@ class _Tracer(TorchDispatchMode):
         self.readers: list[Reader] = []
         self.makers: list[Reader] = []
         self.depthwise: list[str] = []
+        self.weights: list[str] = []
+        self.operations: dict[bool, list[Operation]] = {}
+
+    def watch(self, x: Tensor, training: bool) -> Tensor:
+        """One pass; what comes out of it keeps all its positions."""
+        self._module.train(training)
+        self.operations[training] = []
+        with torch.no_grad(), self.named_layers(), self:
+            out: Any = self._module(x)
+        if not isinstance(out, Tensor):
+            raise FedloomError(
+                f"{type(self._module).__name__} can't be cut into sub-models: in "
+                f"{'training' if training else 'evaluation'} it returns {type(out).__name__}, not "
+                "a tensor of logits."
+            )
+        for label in self.known(out):
+            fix(label)
+        return out
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # as in `metrics.cost`: don't import the compiler
@@ -149,15 +192,15 @@ class _Tracer(TorchDispatchMode):
         if labels is None:
             raise self._refusal(f"its operation '{name}' is not one whose channels are known")
         self.remember(first, labels)
+        self.operations[self._module.training].append(Operation(name, self._where(), labels))
         return out
 
-    def _refusal(self, reason: str) -> FedloomError:
+    def _where(self) -> str:
         after = f" after layer '{self._last}'" if self._last else ""
-        where = f"layer '{self._layers[-1]}'" if self._layers else f"its forward(){after}"
-        return FedloomError(
-            f"{type(self._module).__name__} can't be cut into sub-models: in {where}, {reason}. "
-            "Use one of the built-in models, or a method that trains the whole model."
-        )
+        return f"layer '{self._layers[-1]}'" if self._layers else f"its forward(){after}"
+
+    def _refusal(self, reason: str) -> FedloomError:
+        return refusal(self._module, self._where(), self._module.training, reason)
 
     def _follow(
         self, name: str, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Tensor
@@ -166,7 +209,7 @@ class _Tracer(TorchDispatchMode):
         if torch.Tag.pointwise in func.tags or name in _POINTWISE:
             return self._pointwise(tensors, out)
         x = self.known(tensors[0])
-        if name in _SAME or name.startswith(("bernoulli", "native_dropout", "empty_like")):
+        if name in _SAME or name.startswith("bernoulli") or name.endswith("_like"):
             return x
         if name in _POOLS:
             return (*x[:2], *(fixed(n) for n in out.shape[2:]))
@@ -201,16 +244,34 @@ class _Tracer(TorchDispatchMode):
                 for mine, theirs in zip(self.known(other), last, strict=True):
                     merge(mine, theirs)
             return x
-        if name in ("slice", "constant_pad_nd", "flip", "roll", "select") and all(
-            all(a.fixed for a in resolve(label))
-            for label, n, m in zip(x, tensors[0].shape, out.shape, strict=False)
-            if n != m
-        ):
-            if name == "select":
-                return tuple(label for i, label in enumerate(x) if i != args[1] % len(x))
-            changed = zip(x, tensors[0].shape, out.shape, strict=True)
-            return tuple(label if n == m else fixed(m) for label, n, m in changed)
+        if name in _FACTORIES:  # of a size that forward() took from other tensors
+            return tuple(free(n, "") for n in out.shape)
+        if name in _POSITIONS:
+            return self._positions(name, args, x, tensors[0], out)
         return None
+
+    def _positions(
+        self, name: str, args: Any, x: Labels, given: Tensor, out: Tensor
+    ) -> Labels | None:
+        """What takes, moves or adds positions of a dimension, which must not be channels."""
+        if name in ("select", "index_select"):
+            touched = {args[1] % len(x)}
+        elif name == "index":
+            by = [(d, index) for d, index in enumerate(args[1]) if index is not None]
+            if len(by) != 1 or by[0][1].dim() != 1:
+                return None
+            touched = {by[0][0]}
+        elif name in ("flip", "roll"):
+            dims = args[1] if name == "flip" else args[2] if len(args) > 2 else []
+            touched = {d % len(x) for d in dims} or set(range(len(x)))
+        else:
+            touched = {d for d in range(len(x)) if given.shape[d] != out.shape[d]}
+        if any(not a.fixed for d in touched for a in resolve(x[d])):
+            return None
+        if name == "select":
+            return tuple(label for d, label in enumerate(x) if d not in touched)
+        sizes = zip(x, given.shape, out.shape, strict=True)
+        return tuple(label if n == m else fixed(m) for label, n, m in sizes)
 
     def _pointwise(self, tensors: list[Tensor], out: Tensor) -> Labels:
         """Dimensions that meet are the same; those of size one are spread."""
@@ -240,6 +301,7 @@ class _Tracer(TorchDispatchMode):
         data, kernel = self.known(x), self.known(weight)
         into, outof = (kernel[0], kernel[1]) if transposed else (kernel[1], kernel[0])
         layer = self._owner(weight)
+        self._reads_with(weight)
         for positions in kernel[2:]:
             fix(positions)
         if groups == 1:
@@ -266,6 +328,7 @@ class _Tracer(TorchDispatchMode):
         x, weight = args[1:3] if biased else args[:2]
         data, columns = self.known(x), self.known(weight)
         merge(data[1], columns[0])
+        self._reads_with(weight)
         if biased:
             merge(self.known(args[0])[-1], columns[1])
         if self._owner(weight):
@@ -286,6 +349,10 @@ class _Tracer(TorchDispatchMode):
         if layer:
             self.readers.append(Reader(layer, into))
             self.makers.append(Reader(layer, outof))
+
+    def _reads_with(self, weight: Tensor) -> None:
+        if id(weight) in self._origin:
+            self.weights.append(self._origin[id(weight)])
 
     def _owner(self, weight: Tensor) -> str:
         """The layer of a weight; a parameter of the model itself goes by its own name."""

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.local.rule import Batch
 from fedloom.models.norm import settle
 from fedloom.select.base import Ask, Select, Selection
 from fedloom.select.channels import Channels
-from fedloom.select.scores import activations, gradients
+from fedloom.select.scores import AT_ONCE, activations, gradients
+from fedloom.select.verify import too_rigid
 
 Rounding = Literal["ceil", "floor"]
 
@@ -78,17 +78,10 @@ class Width(Select):
                 logits = smaller(torch.zeros((2, *shape)))
         except (RuntimeError, ValueError) as e:
             reason = str(e).splitlines()[0]
-            raise FedloomError(
-                f"{type(module).__name__} can't be cut into sub-models: with a share of "
-                f"{capacity:g} of its channels it fails ({reason}). Take sizes from the tensors in "
-                "forward(), not from numbers: x.flatten(1), not x.view(-1, 400)."
-            ) from None
+            raise too_rigid(module, f"a share of {capacity:g}", reason) from None
         if len(logits) != 2 or logits.dim() != 2:
-            raise FedloomError(
-                f"{type(module).__name__} can't be cut into sub-models: with a share of "
-                f"{capacity:g} of its channels it returns {tuple(logits.shape)}. Take sizes from "
-                "the tensors in forward(), not from numbers: x.flatten(1), not x.view(-1, 400)."
-            )
+            returned = f"it returned {tuple(logits.shape)}"
+            raise too_rigid(module, f"a share of {capacity:g}", returned)
 
 
 @dataclass(frozen=True)
@@ -201,9 +194,9 @@ class ByGradient(Width):
             kept = channels.kept(ask.layout, ask.last.index)
             module = channels.build([len(k) for k in kept])
             Layout.of(module, ask.layout.extras).load(module, ask.last.row)
-        settle(module, x.split(256))
+        settle(module, x.split(AT_ONCE), every=True)
         with torch.no_grad():
-            return torch.cat([module(some) for some in x.split(256)]).argmax(-1)
+            return torch.cat([module(some) for some in x.split(AT_ONCE)]).argmax(-1)
 
 
 def draw(scores: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
