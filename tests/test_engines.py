@@ -23,6 +23,8 @@ from fedloom.local import SGD
 from fedloom.models import build
 from fedloom.models.nets import Conv4
 
+pytestmark = pytest.mark.xdist_group("engines")  # they share the serial runs
+
 
 def same_scores(a, b):
     return (

@@ -14,6 +14,7 @@ from fedloom.errors import FedloomError
 from fedloom.experiment.runner import Runner
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.xdist_group("ray")  # they share a cluster
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from fedloom.studies.s0_swap import S0Swap
 from fedloom.studies.s1 import S1, SOURCE
 from fedloom.studies.s4 import S4Why
 
+pytestmark = pytest.mark.xdist_group("studies")  # they start processes, and share a finished study
+
 
 class Toy(Study):
     name, title, data, presets = "toy", "A toy", ("digits",), ("plain", "wild")

@@ -2,7 +2,8 @@
 
 Workers are forked, so they share the data and everything else that was there before without a copy;
 rows go in and out through two shared matrices, and only a few words per client are sent. The
-longest job starts first. A worker that dies is replaced and its client trained again. For
+longest job starts first. A worker that dies is replaced and its client trained again. What a job is
+does not depend on the number of workers, so that results do not either. For
 convolutions on CPUs this beats threads: a small network's step has little to share out.
 """
 
