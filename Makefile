@@ -17,7 +17,7 @@ demo: $(STAMP)  ## compare four methods on the bundled digits; report in runs/de
 		--partition dirichlet:0.3 --rounds 30 --seeds 3 --out runs/demo --overwrite
 
 test: $(STAMP)  ## all tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engine import Scored, Task, Trained
+from fedloom.errors import telling_memory
 from fedloom.experiment.interrupts import heeding_interrupts
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
@@ -67,7 +68,8 @@ class Runner:
             with heeding_interrupts() as heed:
                 for t in range(done + 1, config.rounds + 1):
                     heed()
-                    self._step(t)
+                    with telling_memory(f"round {t}"):
+                        self._step(t)
             self.store.finish()
         finally:
             torch.set_num_threads(threads)

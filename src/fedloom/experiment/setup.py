@@ -22,7 +22,7 @@ from fedloom.data.public import PublicSet, public_set
 from fedloom.data.split import Federation, check_options, federate
 from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
-from fedloom.errors import FedloomError, unknown
+from fedloom.errors import FedloomError, telling_memory, unknown
 from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.identity import check_contents, check_settings, fingerprints, settings_of
 from fedloom.experiment.plugins import model_factory
@@ -186,6 +186,7 @@ def _check_given(config: Config, **objects: object) -> None:
             )
 
 
+@telling_memory("setting up this run")
 def prepare(
     config: Config,
     method: Method,

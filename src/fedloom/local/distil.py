@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from fedloom.errors import FedloomError
 from fedloom.local.rule import Batch, LocalRule, Net, Params, cross_entropy
-from fedloom.local.sgd import SGD
 
 Mask = Literal["none", "zero", "inf"]
 
@@ -34,10 +33,6 @@ class MaskedSGD(LocalRule):
     @property
     def sees_classes(self) -> bool:  # type: ignore[override]
         return self.mask != "none"
-
-    def at(self, round: int) -> LocalRule:
-        # Engines have faster steps for plain SGD, whose last bits are others.
-        return SGD() if self.mask == "none" and type(self) is MaskedSGD else self
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch]) -> Tensor:
         batch = data["train"]

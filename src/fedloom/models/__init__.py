@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedloom.errors import FedloomError, unknown
+from fedloom.errors import FedloomError, OutOfMemory, is_shortage, shortage, unknown
 from fedloom.models.exits import with_exits
 from fedloom.models.nets import MLP, Conv4, LeNet, ResNet, Shape
 from fedloom.streams import torch_seed
@@ -67,6 +67,8 @@ def build(
         except FedloomError:
             raise
         except Exception as e:  # whatever a factory may raise
+            if is_shortage(e):
+                raise OutOfMemory(shortage(f"the weights of the model '{name}'", e)) from e
             raise FedloomError(
                 f"Building the model '{name}' failed: {e}. A model factory is called as "
                 "factory(shape, classes, **model_options), with shape = (channels, height, width)."
