@@ -63,8 +63,12 @@ def run(
             raise Unsound(output)
         with ThreadPoolExecutor(jobs) as pool:
             futures = [pool.submit(_try, m, clean, root, timeout) for m in mutants]
-            for future in as_completed(futures):
-                done(future.result())
+            try:
+                for future in as_completed(futures):
+                    done(future.result())
+            except BaseException:  # Ctrl-C: those that are under way come to their end, no others
+                pool.shutdown(cancel_futures=True)
+                raise
         return [future.result() for future in futures]
 
 
