@@ -8,6 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedloom import streams
 from fedloom.engine.batches import Augment
@@ -42,6 +43,28 @@ def test_batches_augmentation_and_dropout_are_random_by_client_and_round(quick, 
     assert asked["batches"] == expected
     assert asked["torch"] == expected  # torch's own generator, which dropout draws from
     assert asked["augment"] == {(*turn, "train") for turn in expected}
+
+
+def test_dropout_draws_from_the_seed_of_its_client_and_round(quick):
+    seeds = []
+
+    class Noting(nn.Dropout):
+        def forward(self, x):
+            if self.training:
+                seeds.append(torch.initial_seed())
+            return super().forward(x)
+
+    def factory(shape, classes):
+        return nn.Sequential(nn.Flatten(), Noting(), nn.Linear(64, classes))
+
+    expected = turns(quick(model=factory, batch="inf", **SMALL))
+    drawn = {streams.torch_seed(0, "torch", *turn) for turn in expected}
+    assert drawn <= set(seeds)  # others: where the model is measured before the run
+
+
+def test_adaptation_is_random_by_client_and_round(quick, asked):
+    quick("fedavg-meta", **{**SMALL, "eval_every": 1})
+    assert asked["batches"] == {(t, client) for t in (1, 2) for client in range(4)}
 
 
 def test_participants_are_drawn_by_round_and_data_split_by_client(quick, asked):
