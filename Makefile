@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench mutants clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -26,6 +26,9 @@ lint: $(STAMP)  ## style and types
 
 bench: $(STAMP)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m benchmarks
+
+mutants: $(STAMP)  ## do the tests notice deliberate errors?
+	$(BIN)/python -m mutants
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info
