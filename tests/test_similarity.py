@@ -1,13 +1,18 @@
 """The similarity library: hand-worked numbers, invariances, all pairs as one product."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from test_mix import gather
 from torch import nn
 
 from fedloom.errors import FedloomError
+from fedloom.layout import Layout
+from fedloom.mix import OnProbes, OnWeights, Probe
+from fedloom.mix.swap import greedy_pairs, least_pairs
 from fedloom.models.nets import MLP, LeNet
 from fedloom.similarity import (
     CCA,
@@ -31,6 +36,7 @@ from fedloom.similarity import (
     weight_matrix,
 )
 from fedloom.similarity.measures import gram
+from fedloom.streams import streams_of
 
 KERNELS = (Linear(), Polynomial(2), Polynomial(), RBF(), RBF(0.5))
 
@@ -132,6 +138,21 @@ def test_dcka_takes_out_what_the_inputs_have_in_common():
     assert min(signs) < 0
 
 
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_dcka_takes_the_inputs_by_the_same_kernel(kernel):
+    x, y, z = (kernel(gram(random(9, p, seed=p))) for p in (3, 4, 5))
+    h = torch.eye(9, dtype=torch.float64) - 1 / 9
+    a, b = (h @ (k - (k * z).sum() / (z * z).sum() * z) @ h for k in (x, y))
+    found = DCKA(kernel).between(*(random(9, p, seed=p) for p in (3, 4, 5)))
+    assert close(found, float((a * b).sum() / (a.norm() * b.norm())))
+
+
+def test_an_rbf_kernel_of_mostly_one_point_goes_by_the_largest_distance():
+    points = torch.tensor([[0.0], [0.0], [0.0], [0.0], [2.0]], dtype=torch.float64)
+    k = RBF()(gram(points))
+    assert k[0].tolist() == pytest.approx([1, 1, 1, 1, np.exp(-1 / 2)])
+
+
 def test_cosine_and_pearson_by_hand():
     rows = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-2.0, 0.0]])
     root = 0.5**0.5
@@ -229,6 +250,14 @@ def test_mini_batches_average_before_they_scale():
     )
     found = similarity(a, b, IMAGES, layers=["out"], batch=20)
     assert found == pytest.approx(cross / (own * other) ** 0.5)
+
+
+def test_a_measure_that_is_not_scaled_is_the_mean_of_mini_batches():
+    a, b = nets(2)
+    parts = [HSIC().between(activations(a, p)["out"], activations(b, p)["out"])
+             for p in (IMAGES[:14], IMAGES[14:27], IMAGES[27:])]  # fmt: skip
+    found = similarity(a, b, IMAGES, "hsic", layers=["out"], batch=14)
+    assert found == pytest.approx(np.mean(parts))
 
 
 def test_networks_of_different_make_are_compared_by_named_layers():
@@ -388,3 +417,50 @@ def test_names_give_measures():
     assert measure_named("cosine") == Cosine()
     assert measure_named("pearson", Linear()) == Pearson()
     assert kernel_named("poly:2") == Polynomial(2)
+
+
+# -- who is least similar, for swaps --------------------------------------------------------------
+
+
+def test_a_model_that_answers_nan_is_the_last_choice():
+    matrix = np.array([[9, np.nan, 8, 7], [np.nan, 9, np.nan, np.nan], [8, np.nan, 9, 6.0],
+                       [7, np.nan, 6, 9]])  # fmt: skip
+    assert least_pairs(matrix, 2) == [(2, 3), (0, 1)]
+
+    class First:
+        def integers(self, n):
+            return 0
+
+    pairs = greedy_pairs(4, 2, First(), lambda base, others: matrix[base, others])
+    assert pairs == [(0, 3), (1, 2)]
+
+
+def test_weights_are_compared_without_the_statistics_of_norms():
+    layout = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    assert layout.trainable < layout.size
+    rows = random(3, layout.size).float()
+    other = rows.clone()
+    other[:, layout.trainable :] = 100
+    g = [replace(gather([[0.0] * 4], [1], [0.0] * 4), layout=layout, rows=r) for r in (rows, other)]
+    one, two = (OnWeights(Cosine()).matrix(each) for each in g)
+    assert np.array_equal(one, two)
+    assert one[0, 1] < 0.99
+
+
+def test_probes_are_drawn_from_all_public_images_and_anew_in_every_round(monkeypatch):
+    seen = []
+
+    def noting(models, x, *rest):
+        seen.append(x.flatten().tolist())
+        return torch.eye(2)
+
+    monkeypatch.setattr("fedloom.mix.swap.similarity_matrix", noting)
+    module = nn.Linear(1, 1)
+    probe = Probe(torch.arange(40.0)[:, None], None, module, Layout.of(module))
+    for t in (1, 2, 2):
+        g = gather([[0.0] * 4] * 2, [1] * 2, [0.0] * 4)
+        g = replace(g, round=t, probe=probe, stream=streams_of(0, t))
+        OnProbes(CKA(), probes=20).matrix(g)
+    assert len(set(seen[0])) == 20
+    assert max(seen[0]) > 30
+    assert seen[0] != seen[1] == seen[2]
