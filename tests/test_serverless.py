@@ -707,6 +707,37 @@ def test_links_that_last_longer_than_the_run_change_nothing_but_what_they_cost()
     assert out[9].traffic.up.sum() > out[None].traffic.up.sum()  # rounds are told, too
 
 
+def test_what_nodes_send_by_hand():
+    """A greeting is two numbers for each entry that one has; an entry is its model of 8 values, a
+    size, an accuracy and a number for each link."""
+    mix, memory, sent = DominatingSet(), None, []
+    for t, edges in enumerate(([[0, 1]], [[0, 1], [1, 2]], [[0, 1]]), 1):
+        mixed = mix.combine(gathering(models(3, t), edges, t=t, memory=memory))
+        memory = remembered(mixed)
+        sent.append((mixed.traffic.up.tolist(), mixed.traffic.down.tolist()))
+    one, two = 8 + 2 + 1, 8 + 2 + 2
+    assert sent[0] == ([2 + one, 2 + one, 0], [2 + one, 2 + one, 0])
+    # 1 tells 0 of itself, and 2 of itself and of 0 as it was
+    up = [4 + one, (4 + two) + (4 + two + one), 2 + one]
+    assert sent[1] == (up, [4 + two, 4 + one + 2 + one, 4 + two + one])
+    # 1 has 2's entry of the round before
+    assert sent[2] == ([4 + one, 6 + two + one, 0], [6 + two + one, 4 + one, 0])
+
+
+def test_the_record_of_a_round_by_hand():
+    """A chain whose ends have nearly all the data: all take both ends, and each end knows the other
+    as it was a round before."""
+    mix, memory, records = DominatingSet(), None, []
+    for t in (1, 2):
+        g = gathering(models(3, t), [[0, 1], [1, 2]], t=t, weights=[100, 1, 100], memory=memory)
+        mixed = mix.combine(g)
+        memory = remembered(mixed)
+        records.append(mixed.record)
+    assert records[0]["known"] == pytest.approx(7 / 3)
+    assert (records[0]["entries"], records[0]["age"]) == (3, 0)
+    assert records[1] == {"known": 3, "entries": 5, "dominating": 2, "age": pytest.approx(1 / 3)}
+
+
 def test_knowledge_survives_a_checkpoint_to_the_bit():
     mix = DominatingSet()
     late = np.array([0, 1, 2, 0])
