@@ -54,6 +54,8 @@ def test_an_edited_line_is_named_wherever_the_config_is_read(quick):
     ):
         with pytest.raises(FedloomError, match=r"It says lr=0.5, and the run was made with 0.05"):
             use()
+    fork = fedloom.run(fork="here", out="new", rounds=4)
+    assert fork.rounds["lr"].tolist() == [0.05] * 4
 
 
 def test_a_config_cut_in_half_is_damaged(quick):
