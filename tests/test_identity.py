@@ -274,6 +274,7 @@ def test_private_parts_of_a_fork_start_from_the_shared_model(quick):
         ("fedper", {"seed": 3}, "other data here"),
         ("fedper", {"clients": 5}, "other data here"),
         ("fedavg", {"rounds": 2}, "give --rounds above 2"),
+        ("fedavg", {"out": "start", "overwrite": True}, "can't replace it"),
         ("fedavg", {"preset": "source"}, "preset would do nothing"),
     ],
 )
@@ -292,7 +293,10 @@ def test_a_cosine_run_can_be_forked_to_another_length(quick):
 
 def test_a_comparison_may_start_from_a_run(quick):
     quick(rounds=2, out="start")
-    done = fedloom.compare(["fedavg", "fedprox:mu=1"], seeds=1, fork="start", rounds=3, out="two")
+    both = {"methods": ["fedavg", "fedprox:mu=1"], "seeds": 1, "fork": "start", "out": "two"}
+    done = fedloom.compare(rounds=3, **both)
     first, second = (runs[0].rounds["train_loss"] for runs in done.results.values())
     assert first[:2].tolist() == second[:2].tolist()
     assert first[2] != second[2]
+    longer = fedloom.compare(rounds=4, resume=True, **both)
+    assert [len(runs[0].rounds) for runs in longer.results.values()] == [4, 4]

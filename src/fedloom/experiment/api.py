@@ -71,6 +71,8 @@ def run(
             given["fork"] = str(fork)
         plan = _plan(method or "fedavg", given, lenient=lenient)
     store = RunStore(Path(out) if out is not None else _default_out(plan.config, resume))
+    if origin is not None and store.path.resolve() == origin.store.path.resolve():
+        raise FedloomError(f"A fork of '{store.path}' can't replace it: choose another --out.")
     _settle(store)
     if resume:
         RunStore.open(store.path)
@@ -320,6 +322,8 @@ def _reopen(store: RunStore, config: Config, done: int) -> None:
 def _continued(store: RunStore, plan: _Plan, before: Config) -> dict[str, Any]:
     """The run's settings with those given over them that may change."""
     old, new = before.model_dump(), plan.config.model_dump()
+    if old["fork"] is not None and old["fork"].rpartition("@")[0] == new["fork"]:
+        new["fork"] = old["fork"]  # the same run, without the round that it had come to
     for key in sorted(plan.given & set(new) - RESUMABLE):
         if old[key] != new[key]:
             raise FedloomError(
