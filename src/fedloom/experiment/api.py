@@ -82,10 +82,12 @@ def run(
     experiment = _prepare(plan, plan.config, plan.options)
     if origin is not None:
         experiment.adopt(origin.store.path, origin.tensors, origin.about)
-    with store.held(), _told(store, fresh=True):
-        store.create(plan.config.dump(), overwrite=overwrite)
-        done = 0 if origin is None else origin.start(store, experiment)
-        Runner(experiment, store, watchers).run(done)
+    with store.held():
+        store.check_free(overwrite=overwrite)  # again: preparing took its time
+        with _told(store, fresh=True):
+            store.create(plan.config.dump(), overwrite=overwrite)
+            done = 0 if origin is None else origin.start(store, experiment)
+            Runner(experiment, store, watchers).run(done)
     return Result(store.path)
 
 
