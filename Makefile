@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench mutants clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -17,7 +17,7 @@ demo: $(STAMP)  ## compare four methods on the bundled digits; report in runs/de
 		--partition dirichlet:0.3 --rounds 30 --seeds 3 --out runs/demo --overwrite
 
 test: $(STAMP)  ## all tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .
@@ -26,6 +26,9 @@ lint: $(STAMP)  ## style and types
 
 bench: $(STAMP)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m benchmarks
+
+mutants: $(STAMP)  ## do the tests notice deliberate errors?
+	$(BIN)/python -m mutants
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

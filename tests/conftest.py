@@ -28,6 +28,15 @@ def quick(tmp_path, monkeypatch):
     return run
 
 
+@pytest.fixture(scope="session")
+def serial_run(tmp_path_factory):
+    """The serial run of a method of `engine_cases`, once for all engines to be held against."""
+    import engine_cases
+
+    folder = tmp_path_factory.mktemp("serial")
+    return functools.cache(lambda name: engine_cases.run(name, folder / name, engine="serial"))
+
+
 @pytest.fixture
 def row():
     """The shared row of a finished run."""

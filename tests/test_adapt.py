@@ -1,4 +1,4 @@
-"""What clients are scored with, worked out again in plain torch: rates, passes, newcomers' models."""
+"""What clients are scored with, worked out again in plain torch: rates, passes, newcomers."""
 
 import numpy as np
 import pytest

@@ -157,6 +157,10 @@ BAD = {
         ("run", "fedavg", "--data", "synthetic", "--set", "data_options.samples=100000000000000"),
         "not enough memory",
     ),
+    "too large a model": (
+        ("run", "fedavg", "--set", "model_options.hidden=[1000000000000000]"),
+        "not enough memory",
+    ),
     "threads": (("run", "fedavg", "--threads", 10**6), "less than or equal"),
     "device name": (("run", "fedavg", "--device", "cudaa"), "Did you mean 'cuda'?"),
     "overwrite nothing": (("run", "fedavg", "--overwrite"), "--out"),

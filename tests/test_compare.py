@@ -1,11 +1,15 @@
 """A comparison scores everybody on the same samples and says "same" only of what is the same."""
 
+import contextlib
+import sys
+
 import numpy as np
 import pytest
 import yaml
 
 import fedloom
 from fedloom.adapt import AsIs, FineTune
+from fedloom.cli import main
 from fedloom.errors import FedloomError
 from fedloom.experiment.compare import Comparison
 from fedloom.experiment.config import make_config
@@ -178,6 +182,23 @@ def test_a_public_share_takes_data_from_the_clients_of_one_method(in_tmp):
     both = compared("fedavg", "fedgse-spl", public="share:0.01")
     assert "clients" in both.same
     assert both.differences["fedavg"] == ["makes no use of the public set"]
+
+
+def test_the_command_line_says_what_was_scored_and_what_differs(in_tmp, monkeypatch, capsys):
+    def printed(*words):
+        monkeypatch.setattr(sys, "argv", ["fedloom", *words])
+        with contextlib.suppress(SystemExit):
+            main()
+        return " ".join(capsys.readouterr().out.split())
+
+    small = ("--clients", "4", "--rounds", "1", "--seeds", "1", "--test-share", "0.5")
+    told = printed("compare", "fedavg", "fedswap", "fedavg-meta", *small, "--out", "c")
+    assert "The same in all runs of a seed: data, clients, initial weights." in told
+    assert "Clients are scored on the query part of their test data." in told
+    assert "Not the same: fedswap: participation=1 (fedavg: 0.2); 4 participants a round" in told
+    assert "scored on the query part of their test data." in printed("show", "c/fedavg-s0")
+    again = printed("score", "c/fedavg-s0", "--set", "score_on=test")
+    assert "on all of their test data, and were on the query part" in again
 
 
 # -- numbers in tables ----------------------------------------------------------------------------

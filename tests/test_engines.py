@@ -11,78 +11,114 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_contract import Complete, Gossip, Half, Momentum, Swap, ToyMeta, method
+from engine_cases import METHODS, REGISTERED, dropout, federation, run, states
+from test_contract import method
 from torch import nn
 
 import fedloom
-from fedloom.adapt import FineTune
 from fedloom.engine.choose import pick
-from fedloom.errors import FedloomError
-from fedloom.local import SGD, Proximal
-from fedloom.mix import Average, DominatingSet, PeerAverage, Step
+from fedloom.engine.processes import _ending
+from fedloom.errors import FedloomError, OutOfMemory
+from fedloom.local import SGD
 from fedloom.models import build
 from fedloom.models.nets import Conv4
-from fedloom.topology import Peers, network
 
-PERSONAL_AND_META = (
-    "fedper", "lg-fedavg", "fedmeta-maml", "fedmeta-metasgd", "fedmeta-per-maml",
-    "fedmeta-per-metasgd", "fedavg-meta", "fedper-meta",
-)  # fmt: skip
-
-METHODS = {
-    "fedavg": "fedavg",
-    "fedprox": "fedprox:mu=0.5",
-    "fedsgd": "fedsgd",
-    "local": "local",
-    "centralised": "centralised",
-    "private heads": method(mix=Average("body")),
-    "maml": method(local=ToyMeta(0.2)),
-    "meta-sgd": method(local=ToyMeta(0.2, learned=True), mix=Average("body")),
-    **{name: name for name in PERSONAL_AND_META},
-    "fine-tuned": method(local=Proximal(0.1), adapt=FineTune(lr=0.1)),
-    "sub-models": method(select=Half()),
-    "swap": method(mix=Swap()),
-    "gossip": method(mix=Gossip(), topology=Complete()),
-    "momentum": method(mix=Momentum()),
-    "fedswap": "fedswap:average_every=2",
-    "fedswap sequential": "fedswap:partner=sequential,average_every=2",
-    "fedswap greedy": "fedswap:partner=greedy,average_every=3",
-    "fedswap min": "fedswap:partner=min,similarity=dcka,kernel=rbf,average_every=3",
-    "fedswap cosine": "fedswap:partner=min,similarity=cosine,average_every=2",
-    "peers": method(mix=Step(0.7), topology=Peers(network("erdos-renyi:0.4"))),
-    "dominating": method(mix=DominatingSet(), topology=Peers(network("waypoint,area=200"))),
-    "sub-models by gossip": method(
-        mix=PeerAverage(), select=Half(), topology=Peers(network("ring"))
-    ),
-}
+pytestmark = pytest.mark.xdist_group("engines")  # they share the serial runs
 
 
-def states(result):
-    return result.store.checkpoint()[0]
+def same_scores(a, b):
+    return (
+        a.clients.equals(b.clients) and a.records[-1]["train_loss"] == b.records[-1]["train_loss"]
+    )
 
 
-def settings(name):
-    out = {"clients": 7, "partition": "dirichlet:0.3", "newcomers": 2, "batch": 8, "epochs": 2}
-    if name.startswith("fedswap"):
-        out |= {"participation": 1.0, "public": "share:0.05"}
-    return out if name == "fedsgd" else {**out, "momentum": 0.5, "clip": 1.0, "weight_decay": 0.01}
+def same_bits(a, b):
+    return {key: torch.equal(value, states(b)[key]) for key, value in states(a).items()}
 
 
-def run(quick, name, **more):
-    given = settings(name)
-    if name == "fedsgd":
-        del given["batch"], given["epochs"]
-    return quick(METHODS[name], **given, **more)
+def test_the_clients_that_engines_are_tried_on_differ(serial_run):
+    dealt = federation(serial_run("fedavg"))
+    sizes = [dealt.size(c, "train") for c in range(7)]
+    classes = {tuple(dealt.classes_of(c)) for c in range(7)}
+    assert max(sizes) > 2 * min(sizes) > 0
+    assert len({size % 8 for size in sizes}) > 2  # their last batches differ
+    assert len(classes) > 4
+    assert not any(all(held) for held in classes)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_processes_give_the_bits_of_serial_for_any_number_of_workers(quick, name):
-    serial = run(quick, name)
-    for workers in (1, 3):
-        pool = run(quick, name, engine="processes", workers=workers)
-        for key, value in states(serial).items():
-            assert torch.equal(value, states(pool)[key]), key
-        assert serial.clients.equals(pool.clients)
+def test_processes_give_the_bits_of_serial_for_any_number_of_workers(serial_run, in_tmp, name):
+    serial = serial_run(name)
+    for workers in (1, 2, 3) if name in REGISTERED else (3,):
+        pool = run(name, f"{workers}", engine="processes", workers=workers)
+        assert all(same_bits(serial, pool).values()), same_bits(serial, pool)
+        assert same_scores(serial, pool)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stacked_is_serial_up_to_rounding_with_the_same_bits_for_any_number_of_workers(
+    serial_run, in_tmp, name
+):
+    serial, stacked = serial_run(name), run(name, "one", engine="stacked", workers=1)
+    for key, value in states(serial).items():
+        assert torch.allclose(value, states(stacked)[key], atol=2e-5), key
+    a, b = serial.clients, stacked.clients
+    assert a[["client", "samples"]].equals(b[["client", "samples"]])
+    assert np.allclose(a["loss"], b["loss"], atol=1e-4)
+    assert a["accuracy"].sub(b["accuracy"]).abs().max() < 0.1
+    assert np.allclose(serial.rounds["train_loss"], stacked.rounds["train_loss"], atol=1e-5)
+    for column in ("steps", "macs", "bytes_up", "bytes_down"):
+        assert serial.rounds[column].equals(stacked.rounds[column])
+    several = run(name, "two", engine="stacked", workers=2)
+    assert all(same_bits(stacked, several).values()), same_bits(stacked, several)
+    assert same_scores(stacked, several)
+
+
+def test_dropout_gives_the_bits_of_serial_in_processes(in_tmp):
+    more = {"model": dropout, "model_options": {}}
+    serial = run("fedavg", "serial", engine="serial", **more)
+    pool = run("fedavg", "pool", engine="processes", workers=2, **more)
+    assert all(same_bits(serial, pool).values())
+
+
+def test_fedprox_with_mu_zero_is_fedavg_to_the_bit_when_stacked(quick, row):
+    more = {"engine": "stacked", "workers": 2, "partition": "dirichlet:0.3"}
+    assert torch.equal(row(quick("fedavg", **more)), row(quick("fedprox", mu=0.0, **more)))
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked", "processes"])
+def test_the_training_loss_is_the_mean_over_all_samples(in_tmp, engine):
+    """At a rate of next to nothing it is the initial model's, whatever the sizes of batches."""
+    more = {"lr": 1e-12, "momentum": 0.0, "clip": None, "weight_decay": 0.0, "participation": 1.0}
+    result = run("fedavg", "run", engine=engine, workers=2, newcomers=0, rounds=1, **more)
+    dealt = federation(result)
+    train, data = np.concatenate([dealt.indices(c, "train") for c in range(7)]), dealt.dataset
+    module = build("mlp", data.shape, 10, 0, {"hidden": [16]})
+    images = result.normalise(np.asarray(data.x[train]))
+    labels = torch.from_numpy(np.asarray(data.y[train], dtype=np.int64))
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(module(images).double(), labels)
+    assert result.records[0]["train_loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_a_masked_loss_leaves_the_classes_alone_that_a_client_lacks(in_tmp, engine):
+    """One client with two classes: nothing else in the last layer's biases may move."""
+    start = build("mlp", (1, 8, 8), 10, 0, {"hidden": [16]}).out.bias.detach()
+    moved, rows = {}, {}
+    for mask in ("none", "zero", "inf"):
+        more = {"partition": "classes:2", "participation": 0.2, "rounds": 1, "weight_decay": 0.0}
+        more |= {"clients": 5, "newcomers": 0, "engine": engine, "capacities": "1:1"}
+        result = run("heterofl", mask, mask=mask, **more)
+        (client,) = result.records[0]["participants"]
+        held = federation(result).classes_of(client)
+        assert held.sum() == 2
+        moved[mask] = (result.model().out.bias.detach() != start).numpy()
+        rows[mask] = states(result)["shared"]
+    assert moved["none"].all()
+    assert (moved["zero"] == held).all()
+    assert (moved["inf"] == held).all()
+    assert not torch.equal(rows["zero"], rows["inf"])
 
 
 @pytest.mark.parametrize("engine", ["processes", "stacked"])
@@ -93,19 +129,6 @@ def test_workers_may_have_several_threads(in_tmp, quick, start_process, engine):
     assert start_process(command).wait(300) == 0  # it could wait for ever
     two = states(fedloom.load(in_tmp / "two"))["shared"]
     assert torch.allclose(states(one)["shared"], two, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_stacked_is_serial_up_to_rounding(quick, name):
-    serial, stacked = run(quick, name), run(quick, name, engine="stacked")
-    for key, value in states(serial).items():
-        assert torch.allclose(value, states(stacked)[key], atol=2e-5), key
-    a, b = serial.clients, stacked.clients
-    assert a[["client", "samples"]].equals(b[["client", "samples"]])
-    assert np.allclose(a["loss"], b["loss"], atol=1e-4)
-    assert a["accuracy"].sub(b["accuracy"]).abs().max() < 0.1
-    for column in ("steps", "macs", "bytes_up", "bytes_down"):
-        assert serial.rounds[column].equals(stacked.rounds[column])
 
 
 def test_many_personal_models_on_uneven_data_are_scored_stacked(quick):
@@ -210,6 +233,40 @@ def test_a_crashed_worker_is_replaced_and_its_client_retrained(quick, in_tmp):
 def test_a_client_that_always_kills_its_worker_ends_the_run(quick, in_tmp):
     with pytest.raises(FedloomError, match="died 3 times"):
         quick(method(local=Dies(str(in_tmp / "flag"), always=True)), engine="processes", workers=2)
+
+
+@dataclass(frozen=True)
+class Starves(SGD):
+    """Asks for more memory than there can be in round 2, until the flag is there."""
+
+    flag: str = "enough"
+
+    def at(self, round):
+        if round == 2 and not Path(self.flag).exists():
+            torch.empty(2**60)
+        return self
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked", "processes"])
+def test_running_out_of_memory_gets_a_sentence_and_the_run_can_go_on(quick, in_tmp, engine):
+    plain = quick(engine=engine)
+    rule = method(local=Starves(str(in_tmp / "flag")))
+    more = {"engine": engine, "workers": 2, "out": "short"}
+    with pytest.raises(OutOfMemory, match=r"not enough memory for training .* \(4,611,.* GB more"):
+        quick(rule, **more)
+    assert len(fedloom.load("short").rounds) == 1
+    (in_tmp / "flag").touch()
+    resumed = quick(rule, resume=True, **more)
+    assert torch.allclose(states(plain)["shared"], states(resumed)["shared"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("code", "starved", "word"),
+    [(-9, True, "because memory had run out"), (-9, False, "somebody killed it"),
+     (-11, True, "SIGSEGV"), (3, True, "exit code 3")],
+)  # fmt: skip
+def test_how_a_worker_ended_is_told_as_far_as_it_is_known(code, starved, word):
+    assert word in _ending(code, starved)
 
 
 def test_divergence_in_a_worker_is_told_like_in_serial(quick):

@@ -3,7 +3,18 @@ import pytest
 import torch
 
 from fedloom.errors import FedloomError
-from fedloom.local import SGD, Batch, Budget, Optimiser, Proximal, Schedule, cross_entropy
+from fedloom.experiment.settings import Config
+from fedloom.local import (
+    SGD,
+    Batch,
+    Budget,
+    FullGradient,
+    Optimiser,
+    Proximal,
+    Reptile,
+    Schedule,
+    cross_entropy,
+)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -32,6 +43,28 @@ def test_the_optimiser_steps_a_matrix_of_clients_like_each_alone():
         optimiser.step(row, grad, None)
     optimiser.step(rows, grads, None)
     assert torch.allclose(rows, torch.stack(alone))
+
+
+def test_momentum_survives_a_gradient_that_is_written_anew():
+    """Engines keep one gradient buffer, which they clear before every step."""
+    weights, grad, velocity = torch.zeros(1), torch.ones(1), None
+    for _ in range(3):
+        grad.fill_(1.0)
+        velocity = Optimiser(1.0, momentum=0.5).step(weights, grad, velocity)
+        grad.zero_()
+    assert weights.item() == -(1 + 1.5 + 1.75)
+
+
+def test_clipping_leaves_short_gradients_alone():
+    weights = torch.zeros(2, 2)
+    Optimiser(1.0, clip=1.0).step(weights, torch.tensor([[0.3, 0.4], [3.0, 4.0]]), None)
+    assert weights[0].tolist() == pytest.approx([-0.3, -0.4])
+    assert weights[1].tolist() == pytest.approx([-0.6, -0.8], rel=1e-5)
+
+
+def test_the_rate_of_a_round_is_the_schedules_share_of_the_runs():
+    config = Config(lr=0.2, lr_schedule="cosine", rounds=4, momentum=0.9, weight_decay=0.1, clip=2)
+    assert config.optimiser(3) == Optimiser(pytest.approx(0.1), 0.9, 0.1, 2)
 
 
 def test_batches_cover_every_sample_once_an_epoch():
@@ -67,6 +100,43 @@ def test_the_proximal_gradient_by_hand():
     grad, weights, anchor = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0]), torch.ones(2)
     assert Proximal(0.5).direction(grad, weights, anchor).tolist() == [2.0, 3.0]
     assert SGD().direction(grad, weights, anchor) is grad
+
+
+@pytest.mark.parametrize("epsilon", [0.25, 1.0])
+def test_reptile_goes_its_share_of_the_way(epsilon):
+    start, row = torch.tensor([1.0, 2.0]), torch.tensor([5.0, -2.0])
+    moved = Reptile(epsilon).finish(start, row, torch.zeros(2))
+    assert moved.tolist() == [1 + 4 * epsilon, 2 - 4 * epsilon]
+
+
+def test_fedsgd_hands_back_one_gradient_over_all_samples_and_the_statistics_after_it():
+    (step,) = FullGradient().plan({"train": 5}, Budget(batch=2), np.random.default_rng(0))
+    assert step["train"].tolist() == [0, 1, 2, 3, 4]
+    assert FullGradient().plan({"train": 0}, Budget(), np.random.default_rng(0)) == []
+    start, row, grad = torch.zeros(4), torch.tensor([1.0, 2, 3, 4]), torch.tensor([7.0, 8])
+    assert FullGradient().finish(start, row, grad).tolist() == [7, 8, 3, 4]
+
+
+def test_a_batch_that_is_all_padding_costs_nothing():
+    empty = Batch(torch.zeros(2), torch.tensor([0, 1]), torch.zeros(2))
+    assert cross_entropy(torch.randn(2, 3), empty) == 0
+    half = Batch(torch.zeros(2), torch.tensor([0, 1]), torch.tensor([1.0, 0.0]))
+    logits = torch.tensor([[0.0, 0.0], [9.0, 0.0]])
+    assert cross_entropy(logits, half) == pytest.approx(np.log(2))
+
+
+def test_rows_of_a_batch_carry_their_own_weights_and_the_clients_classes():
+    held = torch.tensor([True, False])
+    batch = Batch(torch.arange(4.0).view(2, 2), torch.tensor([[0, 1], [1, 0]]),
+                  torch.tensor([[1.0, 1], [1, 0]]), held)  # fmt: skip
+    first, second = batch.rows()
+    assert (first.x.tolist(), first.y.tolist(), first.weight.tolist()) == ([0, 1], [0, 1], [1, 1])
+    assert (second.x.tolist(), second.y.tolist(), second.weight.tolist()) == (
+        [2, 3],
+        [1, 0],
+        [1, 0],
+    )
+    assert first.held is held
 
 
 def test_a_negative_mu_is_refused():

@@ -307,9 +307,9 @@ def test_votes_of_one_candidate_are_its_predictions(quick):
 def test_a_newcomer_with_twenty_images_gets_a_usable_model(quick, name):
     from sklearn.datasets import load_digits
 
-    rounds, epochs = (25, 2) if name != "lg-fedavg" else (10, 1)
     settings = {"alpha": 0.1} if name in META else {}
-    result = quick(name, rounds=rounds, epochs=epochs, lr=0.2, participation=1.0, **settings)
+    settings |= {"rounds": 12, "eval_every": 12, "lr": 0.2 if name == "lg-fedavg" else 0.5}
+    result = quick(name, participation=1.0, **settings)
     digits = load_digits()
     some = np.flatnonzero(digits.target < 2)
     x, y = np.rint(digits.images[some][:, None] * 255 / 16), digits.target[some]
@@ -459,7 +459,7 @@ def test_a_model_that_vmap_does_not_know_is_refused_in_a_sentence(quick):
             return self.out(self.gru(x[:, 0])[0][:, -1])
 
     with pytest.raises(FedloomError, match="can't be stacked"):
-        quick(model=lambda shape, classes: Recurrent(classes), rounds=1, engine="stacked")
+        quick("local", model=lambda shape, classes: Recurrent(classes), rounds=1, engine="stacked")
 
 
 def test_an_epsilon_without_reptile_would_do_nothing(quick):

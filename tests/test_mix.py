@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from fedloom.layout import Layout
-from fedloom.mix import Average, Gathering, GradientStep, Keep, weighted_mean
+from fedloom.mix import Average, Coverage, Gathering, GradientStep, Keep, weighted_mean
 from fedloom.streams import stream
 from fedloom.topology import Contacts
 
@@ -51,6 +51,37 @@ def test_nobody_with_data_changes_nothing():
     g = gather([[1.0, 2, 3, 4]], [0], [9.0, 9, 9, 9])
     assert Average().combine(g).shared.tolist() == [9, 9, 9, 9]
     assert GradientStep().combine(g).shared is None
+
+
+def test_clients_without_data_have_no_say_where_all_others_count_the_same():
+    g = gather([[1.0] * 4, [3.0] * 4, [100.0] * 4], [9, 1, 0], [0.0] * 4)
+    assert Coverage(weigh="equal").combine(g).shared.tolist() == [2, 2, 2, 2]
+    assert Coverage().combine(g).shared.tolist() == pytest.approx([1.2] * 4)
+
+
+def test_coverage_of_whole_and_partial_models_by_hand():
+    """A whole model of weight 3 beside two parts: element 0 has all three, 1 and 2 two, 3 one."""
+    indexes = (None, torch.tensor([0, 1]), torch.tensor([0, 2]))
+    rows = [[2.0, 4, 6, 8], [6.0, 8, 99, 99], [10.0, 99, 2, 99]]
+    g = gather(rows, [3, 1, 0], [7.0] * 4, indexes=indexes)
+    assert Average().combine(g).shared.tolist() == [3, 5, 6, 8]
+    g = gather(rows[1:], [1, 0], [7.0] * 4, indexes=indexes[1:])
+    assert Average().combine(g).shared.tolist() == [6, 8, 7, 7]
+
+
+def test_averages_run_in_double_precision():
+    rows = torch.tensor([[1.0], [1e-8], [-1.0]])
+    assert weighted_mean(rows, np.ones(3), torch.zeros(1)).item() == pytest.approx(1e-8 / 3)
+    part = (torch.tensor([0]),) * 3
+    assert weighted_mean(rows, np.ones(3), torch.zeros(1), part).item() == pytest.approx(1e-8 / 3)
+
+
+@pytest.mark.parametrize("mix", [Average(), Average("body"), Coverage(old_votes=True)], ids=str)
+def test_a_mix_leaves_what_it_was_given_alone(mix):
+    g = gather([[1.0, 2, 3, 4]], [1], [9.0, 9, 9, 9])
+    mix.combine(g)
+    assert g.shared.tolist() == [9, 9, 9, 9]
+    assert g.rows.tolist() == [[1, 2, 3, 4]]
 
 
 def test_gradient_step_by_hand():

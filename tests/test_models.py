@@ -40,6 +40,10 @@ def test_weights_come_from_the_seed_and_leave_torchs_generator_alone():
     assert not torch.equal(first.out.weight, other.out.weight)
 
 
+def test_auto_takes_no_table_for_a_large_image():
+    assert choose((1, 1, 40)) == "mlp"
+
+
 def test_auto_goes_by_the_images():
     assert [choose(s) for s in [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]] == [
         "mlp", "mlp", "lenet", "resnet18",

@@ -1,15 +1,20 @@
 """The Ray engine on a local cluster: the bits of serial."""
 
+import sys
+
 import pytest
 import torch
+from engine_cases import run, states
 from test_contract import method
-from test_engines import Dies, run, states
+from test_engines import Dies
 
 import fedloom
+from fedloom.cli import main
 from fedloom.errors import FedloomError
 from fedloom.experiment.runner import Runner
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.xdist_group("ray")  # they share a cluster
 
 
 @pytest.fixture(scope="module")
@@ -19,24 +24,23 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fedavg",
-        "local",
-        "fine-tuned",
-        "sub-models",
-        "lg-fedavg",
-        "fedmeta-per-metasgd",
-        "fedswap min",
-        "dominating",
-    ],
-)
-def test_ray_gives_the_bits_of_serial(quick, cluster, name):
-    serial, pool = run(quick, name), run(quick, name, engine="ray", workers=2)
+#: one of each family
+NAMES = ["fedavg", "local", "fedrolex", "fedmeta-per-metasgd", "fedswap min", "feddom"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ray_gives_the_bits_of_serial(serial_run, in_tmp, cluster, name):
+    serial, pool = serial_run(name), run(name, "pool", engine="ray", workers=2)
     for key, value in states(serial).items():
         assert torch.equal(value, states(pool)[key]), key
     assert serial.clients.equals(pool.clients)
+
+
+def test_the_command_line_runs_on_the_cluster(in_tmp, cluster, monkeypatch):
+    words = ["run", "fedavg", "--engine", "ray", "--clients", "4", "--rounds", "1", "--out", "run"]
+    monkeypatch.setattr(sys, "argv", ["fedloom", *words])
+    main()
+    assert len(fedloom.load("run").clients) == 4
 
 
 def test_a_crashed_ray_worker_is_restarted(quick, cluster, in_tmp):

@@ -18,6 +18,7 @@ from torch import nn
 
 import fedloom
 from fedloom.data.catalog import load
+from fedloom.data.partition import partition
 from fedloom.errors import FedloomError
 from fedloom.experiment.store import RunStore
 from fedloom.report.terminal import print_result
@@ -141,7 +142,7 @@ BEFORE = "os.kill(os.getpid(), signal.SIGKILL)"
 AFTER = "original(self, *args, **kwargs); os.kill(os.getpid(), signal.SIGKILL)"
 
 
-@pytest.mark.parametrize("moment", ["add_round", "add_clients", "add_checkpoint"])
+@pytest.mark.parametrize("moment", ["add_checkpoint"])  # test_kills.py has all the others
 @pytest.mark.parametrize("when", [BEFORE, AFTER], ids=["before", "after"])
 def test_a_kill_loses_at_most_the_current_round(quick, in_tmp, moment, when):
     whole = quick("local", rounds=6)
@@ -448,3 +449,17 @@ def test_static_norms_of_a_shared_model_are_measured_on_everybodys_data(quick):
     ).clients  # fmt: skip
     same = result.clients[result.clients["client"].isin(fewer["client"])].reset_index(drop=True)
     assert fewer["accuracy"].tolist() == same["accuracy"].tolist()
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedmeta-per-maml"])
+def test_the_stored_weights_of_private_parts_are_the_sizes_of_their_clients_data(quick, method):
+    """n_k counted here from the partition, which is uneven; meta-learning weighs by query data."""
+    spec = "quantity:lognormal,sigma=0.7"
+    result = quick(method, partition=spec, participation=1.0, rounds=1)
+    sizes = partition(spec, load("digits").y, 6, 0, n_classes=10).sizes
+    train = [n - int(0.2 * n + 1e-9) for n in sizes]
+    query = [n - max(int(0.2 * n + 1e-9), 1) for n in train]
+    state = result.store.checkpoint()[0]
+    assert len(set(train)) > 3
+    assert state["kept/clients"].tolist() == list(range(6))
+    assert state["kept/weights"].tolist() == (train if method == "fedper" else query)

@@ -15,6 +15,8 @@ from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.local import MAML
 from fedloom.method import Method
+from fedloom.methods.feddom import FedDom
+from fedloom.methods.serverless import WAFL, P2PFedAvg
 from fedloom.mix import Average, DominatingSet, Gathering, Keep, PeerAverage, Step
 from fedloom.mix.dominating import PAIRWISE, criteria_weights, greedy_dominating_set, waspas
 from fedloom.mix.knowledge import Entries, Knowledge, LocalGraph
@@ -28,10 +30,11 @@ MIXES = {"p2p": PeerAverage(), "wafl": Step(0.8), "feddom": DominatingSet(theta=
 def gathering(rows, edges, t=1, weights=None, accuracy=None, memory=None, **contacts):
     n = len(rows)
     clients = contacts.pop("clients", np.arange(n))
+    start = contacts.pop("start", torch.zeros(8))
     given = Contacts(clients, np.array(edges, dtype=np.int64).reshape(-1, 2), **contacts)
     names = ("mail", "knowledge")
     return Gathering(
-        round=t, layout=LAYOUT, contacts=given, shared=torch.zeros(8), clients=clients,
+        round=t, layout=LAYOUT, contacts=given, shared=start, clients=clients,
         weights=np.ones(n) if weights is None else np.asarray(weights, float), rows=rows, lr=0.1,
         stream=lambda *names, round=t: stream(0, *names, round),
         memory=memory or {name: {} for name in names},
@@ -70,6 +73,14 @@ def test_peer_to_peer_fedavg_by_hand():
     g = gathering(rows, [[0, 1], [1, 2]], weights=[1, 2, 5])
     out = PeerAverage().combine(g).rows[:, 0]
     assert out.tolist() == pytest.approx([2 / 3, 12 / 8, 12 / 7])
+
+
+def test_nodes_are_known_by_number_where_some_are_missing():
+    rows = torch.arange(3.0)[:, None].expand(3, 8).contiguous()
+    there = np.array([1, 4, 7])
+    g = gathering(rows, [[1, 4], [4, 7]], weights=[1, 2, 5], clients=there)
+    assert PeerAverage().combine(g).rows[:, 0].tolist() == pytest.approx([2 / 3, 12 / 8, 12 / 7])
+    assert Step(0.5).combine(g).rows[:, 0].tolist() == [0.25, 1.0, 1.75]
 
 
 @pytest.mark.parametrize("mix", [PeerAverage(), Step(1.0), Step(0.3)], ids=repr)
@@ -384,6 +395,20 @@ def test_waspas_is_the_source_formula():
     assert waspas(x[:1], w) == pytest.approx([1.0])
 
 
+def test_the_shares_of_a_dominating_set_by_hand():
+    """Two loners: both are taken, the score is the weight, and accuracy outweighs data size."""
+    graph = local_graph([], [10, 40], [0.9, 0.3], models(2))
+    weight = np.array([10, 40]) / (1 + np.exp(0.2 - np.array([0.9, 0.3])))
+    x = np.array([[0.9, 10, weight[0]], [0.3, 40, weight[1]]])
+    x = x / x.max(0)
+    w = np.array([np.mean([row[j] / sum(r[j] for r in PAIRWISE) for j in range(3)])
+                  for row in PAIRWISE])  # fmt: skip
+    q = ((x * w).sum(1) + (x**w).prod(1)) / 2
+    members, shares = DominatingSet(theta=0.2).choose(graph)
+    assert members.tolist() == [1, 0]
+    assert shares == pytest.approx((q / q.sum())[members])
+
+
 def test_a_criterion_that_nobody_meets_counts_for_nobody():
     x = np.array([[0.0, 100, 0.2], [0.0, 300, 0.4]])
     w = criteria_weights(PAIRWISE)
@@ -541,6 +566,35 @@ def test_only_what_changed_is_compared(monkeypatch):
     assert np.allclose(entries.dots, x @ x.T, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1, 1000])
+@pytest.mark.parametrize("layers", ["all", "weight", "bias"])
+def test_distances_are_those_of_the_models_whatever_they_started_from(layers, scale):
+    """Entries of several rounds, some of them dropped, against the models that were told."""
+    graphs = []
+
+    class Noting(DominatingSet):
+        def choose(self, graph):
+            graphs.append(graph)
+            return super().choose(graph)
+
+    start = (models(1, seed=30)[0] + 0.5) * scale
+    mix, memory, told = Noting(layers=layers, mix_alone=True), None, {}
+    for t, edges in enumerate(([[0, 1], [1, 2], [3, 4]], [[2, 3]], [[0, 4], [1, 3]]), 1):
+        rows = start + 0.1 * models(5, seed=t)
+        told |= {(node, t): row.double().numpy() for node, row in enumerate(rows)}
+        memory = remembered(mix.combine(gathering(rows, edges, t=t, memory=memory, start=start)))
+    known = Knowledge.of(memory["knowledge"][0])
+    there = LAYOUT.columns(layers).index.numpy()
+    assert len(set(known.entries.round)) == 3
+    for node, graph in enumerate(graphs[-5:]):
+        when = known.entries.round[known.known[node, graph.ids]]
+        x = np.stack([told[key][there] for key in zip(graph.ids, when, strict=True)])
+        for ours, v in zip(graph.distances(), (x, x - x.mean(1, keepdims=True)), strict=True):
+            a, b = v[graph.first], v[graph.second]
+            cosine = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
+            assert ours == pytest.approx(1 - cosine, rel=0.01, abs=1e-7 / scale)
+
+
 def test_layers_bound_what_is_compared():
     rows = models(3)
     same = rows.clone()
@@ -563,6 +617,23 @@ def run_known(mix, rounds):
     return Knowledge.of(memory["knowledge"][0])
 
 
+def test_options_reach_the_mix():
+    given = {
+        "theta": 0.3, "balance": 0.1, "delta": 0.6, "layers": "head", "neighbours": 3, "most": 7,
+        "forget": 5, "links": 2, "mix_alone": True,
+    }  # fmt: skip
+    pairwise = [[1, 1, 1], [1, 1, 1], [1, 1, 1]]
+    options = FedDom(**given, pairwise=pairwise, validation="test-support", private="body")
+    mix = options.build().mix
+    assert {name: getattr(mix, name) for name in given} == given
+    assert mix.pairwise == tuple(map(tuple, pairwise))
+    assert (mix.validates, mix.part) == ("test-support", "not body")
+    assert WAFL(rate=0.4, private="head").build().mix == Step(0.4, "not head")
+    assert P2PFedAvg(private="head").build().mix == PeerAverage("not head")
+    where = WAFL(self_training=2, alone=False).build().topology
+    assert (where.self_training, where.alone) == (2, False)
+
+
 def test_what_is_old_or_too_much_is_dropped():
     rounds = [[[0, 1]], [[0, 2]], [[0, 3]], []]
     everything = run_known(DominatingSet(), rounds)
@@ -573,6 +644,26 @@ def test_what_is_old_or_too_much_is_dropped():
     assert np.flatnonzero(few.known[0] >= 0).tolist() == [0, 3]
     # entries that nobody has any more are gone
     assert len(few.entries) < len(everything.entries)
+
+
+def test_a_bounded_graph_holds_the_node_itself_and_others_by_lot():
+    """All are met in the same round: who stays is drawn, so nobody is known by nobody."""
+    edges = network("complete").edges(1, 12, None)
+    mixed = DominatingSet(most=4, neighbours=4).combine(gathering(models(12), edges))
+    knowledge = Knowledge.of(mixed.memory["knowledge"][0])
+    known = knowledge.known >= 0
+    assert known.diagonal().all()
+    assert known.sum(1).tolist() == [4] * 12
+    assert (known.sum(0) > 1).all()
+    told = knowledge.entries.met >= 0
+    assert told.sum(1).tolist() == [4] * 12
+    assert told.any(0).all()
+
+
+def test_a_node_with_nothing_to_validate_on_has_shown_no_accuracy():
+    g = gathering(models(3), [[0, 1], [1, 2]], accuracy=[0.5, np.nan, 0.7])
+    told = Knowledge.of(DominatingSet().combine(g).memory["knowledge"][0]).entries
+    assert told.accuracy[np.argsort(told.owner)].tolist() == [0.5, 0, 0.7]
 
 
 def test_neighbours_are_bounded_to_the_last_met():
@@ -621,6 +712,37 @@ def test_links_that_last_longer_than_the_run_change_nothing_but_what_they_cost()
     assert out[9].traffic.up.sum() > out[None].traffic.up.sum()  # rounds are told, too
 
 
+def test_what_nodes_send_by_hand():
+    """A greeting is two numbers for each entry that one has; an entry is its model of 8 values, a
+    size, an accuracy and a number for each link."""
+    mix, memory, sent = DominatingSet(), None, []
+    for t, edges in enumerate(([[0, 1]], [[0, 1], [1, 2]], [[0, 1]]), 1):
+        mixed = mix.combine(gathering(models(3, t), edges, t=t, memory=memory))
+        memory = remembered(mixed)
+        sent.append((mixed.traffic.up.tolist(), mixed.traffic.down.tolist()))
+    one, two = 8 + 2 + 1, 8 + 2 + 2
+    assert sent[0] == ([2 + one, 2 + one, 0], [2 + one, 2 + one, 0])
+    # 1 tells 0 of itself, and 2 of itself and of 0 as it was
+    up = [4 + one, (4 + two) + (4 + two + one), 2 + one]
+    assert sent[1] == (up, [4 + two, 4 + one + 2 + one, 4 + two + one])
+    # 1 has 2's entry of the round before
+    assert sent[2] == ([4 + one, 6 + two + one, 0], [6 + two + one, 4 + one, 0])
+
+
+def test_the_record_of_a_round_by_hand():
+    """A chain whose ends have nearly all the data: all take both ends, and each end knows the other
+    as it was a round before."""
+    mix, memory, records = DominatingSet(), None, []
+    for t in (1, 2):
+        g = gathering(models(3, t), [[0, 1], [1, 2]], t=t, weights=[100, 1, 100], memory=memory)
+        mixed = mix.combine(g)
+        memory = remembered(mixed)
+        records.append(mixed.record)
+    assert records[0]["known"] == pytest.approx(7 / 3)
+    assert (records[0]["entries"], records[0]["age"]) == (3, 0)
+    assert records[1] == {"known": 3, "entries": 5, "dominating": 2, "age": pytest.approx(1 / 3)}
+
+
 def test_knowledge_survives_a_checkpoint_to_the_bit():
     mix = DominatingSet()
     late = np.array([0, 1, 2, 0])
@@ -641,7 +763,7 @@ FAULTS = "fail=0.2,back=0.5,state=lost,loss=0.1,late=2"
 def run(quick, name, **settings):
     given = {
         "participation": 1.0, "topology": "waypoint,area=200", "clients": 8, "rounds": 5,
-        "partition": "dirichlet:0.5", "batch": 8,
+        "partition": "dirichlet:0.5", "batch": 16,
     }  # fmt: skip
     return quick(name, **{**given, **settings})
 
@@ -658,11 +780,11 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("name", SERVERLESS)
-@pytest.mark.parametrize("faults", ["none", FAULTS])
-def test_processes_give_the_bits_of_serial(quick, name, faults):
-    serial = run(quick, name, faults=faults)
-    for workers in (1, 3):
-        same(serial, run(quick, name, faults=faults, engine="processes", workers=workers))
+@pytest.mark.parametrize(("faults", "workers"), [("none", 1), (FAULTS, 3)])
+def test_processes_give_the_bits_of_serial(quick, name, faults, workers):
+    serial = run(quick, name, faults=faults, rounds=4)
+    more = {"faults": faults, "rounds": 4, "engine": "processes", "workers": workers}
+    same(serial, run(quick, name, **more))
 
 
 @pytest.mark.parametrize("name", SERVERLESS)
@@ -792,11 +914,19 @@ def test_fedper_among_nodes_keeps_the_heads(quick):
     "name", ["fedprox", "lg-fedavg", "fedmeta-maml", "fedmeta-per-metasgd", "fedavg-meta"]
 )
 def test_local_rules_and_parts_work_among_nodes(quick, name):
-    more = {"support_share": 0.5, "newcomers": 2, "clients": 6}
+    more = {"support_share": 0.5, "newcomers": 2, "clients": 6, "rounds": 2, "batch": 64}
     result = run(quick, name, **more)
     assert len(states(result)["kept/rows"]) == 6
     assert set(result.clients["population"]) == {"local", "new"}
     same(result, run(quick, name, engine="processes", workers=2, **more))
+
+
+def test_columns_that_no_node_trains_stay_as_they_were(quick):
+    result = run(quick, "heterofl", topology="ring", capacities="0.5:1", rounds=1)
+    state, outside = states(result), slice(8 * 64, 16 * 64)  # of 16 hidden units, the upper half
+    start = state["shared"][outside].expand(8, -1)
+    assert torch.equal(state["kept/rows"][:, outside], start)
+    assert not torch.equal(state["kept/rows"][:, : 8 * 64], state["shared"][: 8 * 64].expand(8, -1))
 
 
 @pytest.mark.parametrize(
@@ -862,7 +992,8 @@ def test_any_rule_goes_with_any_mix(quick):
         def build(self):
             return Method(MAML(0.1), DominatingSet("body"), Peers(network("ring")))
 
-    assert run(quick, Toy(), topology=None, support_share=0.5).summary["macro"] > 0
+    result = run(quick, Toy(), topology=None, support_share=0.5, rounds=2, batch=64)
+    assert result.summary["macro"] > 0
 
 
 def test_everybody_may_rest_or_be_down(quick):

@@ -47,8 +47,9 @@ def parsed():
     return out
 
 
-@pytest.mark.parametrize("values", [parsed(), OBJECTS], ids=["words", "objects"])
-def test_any_value_of_any_setting_is_taken_or_refused_in_a_sentence(values):
+@pytest.mark.parametrize("kind", ["words", "objects"])
+def test_any_value_of_any_setting_is_taken_or_refused_in_a_sentence(kind):
+    values = parsed() if kind == "words" else OBJECTS
     taken, refused = 0, []
     for name, cls, _ in fields():
         for value in values:
@@ -105,6 +106,14 @@ def test_numbers_are_finite():
 def test_wrong_values_are_explained(settings, why):
     with pytest.raises(FedloomError, match=why):
         make_config(settings, methods()["fedavg"])
+
+
+def test_explicit_settings_override_a_preset_and_options_are_merged():
+    given = {"preset": "source", "lr": 0.5, "by_class": False, "model_options": {"channels": 8}}
+    config, options = make_config(given, methods()["heterofl"])
+    assert (config.lr, config.epochs, config.capacities) == (0.5, 2, "low-quality")
+    assert config.model_options == {"norm": "static", "channels": 8}
+    assert (options.by_class, options.mask) == (False, "inf")
 
 
 def test_a_preset_that_is_no_word_is_refused():

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedloom.errors import FedloomError
+from fedloom.mix.swap import greedy_pairs
 from fedloom.models.nets import MLP, LeNet
 from fedloom.similarity import (
     CCA,
@@ -31,6 +32,7 @@ from fedloom.similarity import (
     weight_matrix,
 )
 from fedloom.similarity.measures import gram
+from fedloom.streams import stream
 
 KERNELS = (Linear(), Polynomial(2), Polynomial(), RBF(), RBF(0.5))
 
@@ -132,6 +134,21 @@ def test_dcka_takes_out_what_the_inputs_have_in_common():
     assert min(signs) < 0
 
 
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_dcka_takes_the_inputs_by_the_same_kernel(kernel):
+    x, y, z = (kernel(gram(random(9, p, seed=p))) for p in (3, 4, 5))
+    h = torch.eye(9, dtype=torch.float64) - 1 / 9
+    a, b = (h @ (k - (k * z).sum() / (z * z).sum() * z) @ h for k in (x, y))
+    found = DCKA(kernel).between(*(random(9, p, seed=p) for p in (3, 4, 5)))
+    assert close(found, float((a * b).sum() / (a.norm() * b.norm())))
+
+
+def test_an_rbf_kernel_of_mostly_one_point_goes_by_the_largest_distance():
+    points = torch.tensor([[0.0], [0.0], [0.0], [0.0], [2.0]], dtype=torch.float64)
+    k = RBF()(gram(points))
+    assert k[0].tolist() == pytest.approx([1, 1, 1, 1, np.exp(-1 / 2)])
+
+
 def test_cosine_and_pearson_by_hand():
     rows = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-2.0, 0.0]])
     root = 0.5**0.5
@@ -177,6 +194,8 @@ def test_cca_counts_a_repeated_feature_once():
     x, y = random(20, 3), random(20, 5, seed=1)
     assert close(CCA().between(torch.cat([x, x], 1), y), CCA().between(x, y))
     assert close(CCA().between(random(10, 40), random(10, 3, seed=1)), 1)  # it explains anything
+    few, wide = random(10, 2), random(2, 40, seed=2)
+    assert close(CCA().between(few @ wide, y[:10]), CCA().between(few, y[:10]))
 
 
 def test_a_constant_representation_is_like_nothing():
@@ -231,12 +250,21 @@ def test_mini_batches_average_before_they_scale():
     assert found == pytest.approx(cross / (own * other) ** 0.5)
 
 
+def test_a_measure_that_is_not_scaled_is_the_mean_of_mini_batches():
+    a, b = nets(2)
+    parts = [HSIC().between(activations(a, p)["out"], activations(b, p)["out"])
+             for p in (IMAGES[:14], IMAGES[14:27], IMAGES[27:])]  # fmt: skip
+    found = similarity(a, b, IMAGES, "hsic", layers=["out"], batch=14)
+    assert found == pytest.approx(np.mean(parts))
+
+
 def test_networks_of_different_make_are_compared_by_named_layers():
     small, large = MLP((1, 6, 6), 4, (12,)), MLP((1, 6, 6), 4, (12, 8))
     with pytest.raises(FedloomError, match="which correspond"):
         similarity(small, large, IMAGES)
     found = similarity(small, large, IMAGES, layers=["hidden.0"], layers_b=["hidden.1"])
-    assert 0 < found < 1
+    x, y = activations(small, IMAGES)["hidden.0"], activations(large, IMAGES)["hidden.1"]
+    assert found == pytest.approx(CKA().between(x, y))
     with pytest.raises(FedloomError, match="different shapes"):
         similarity(small, large, measure="cosine")
     with pytest.raises(FedloomError, match="different shapes"):  # as many, but of other layers
@@ -388,3 +416,10 @@ def test_names_give_measures():
     assert measure_named("cosine") == Cosine()
     assert measure_named("pearson", Linear()) == Pearson()
     assert kernel_named("poly:2") == Polynomial(2)
+
+
+def test_the_client_that_chooses_first_is_drawn():
+    matrix = np.ones((6, 6))
+    first = {greedy_pairs(6, 1, stream(seed, "swap"), lambda a, rest: matrix[a, rest])[0][0]
+             for seed in range(12)}  # fmt: skip
+    assert len(first) > 3

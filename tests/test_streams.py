@@ -1,6 +1,6 @@
 import numpy as np
 
-from fedloom.streams import key, stream, torch_seed
+from fedloom.streams import key, stream, streams_of, torch_seed
 
 
 def test_a_stream_depends_on_its_names_only():
@@ -15,3 +15,12 @@ def test_streams_are_the_same_on_every_machine():
     """Frozen numbers: a change here changes every result ever published with fedloom."""
     assert stream(0, "participants", 1).integers(0, 1000, 4).tolist() == [940, 332, 476, 724]
     assert torch_seed(0, "model") == 2270954609273582428
+
+
+def test_the_streams_of_a_round_are_its_own_but_for_those_of_round_zero():
+    for purpose in (("graph",), ("waypoint", 3)):
+        first, second = (streams_of(0, t)(*purpose).random() for t in (1, 2))
+        assert first == stream(0, *purpose, 1).random()
+        assert first != second
+        same = {streams_of(0, t)(*purpose, round=0).random() for t in (1, 2)}
+        assert same == {stream(0, *purpose, 0).random()}

@@ -20,14 +20,15 @@ from fedloom.mix import (
     LeastSimilar,
     OnProbes,
     OnWeights,
+    Partners,
     Probe,
     RandomPairs,
     Swap,
 )
-from fedloom.mix.swap import greedy_pairs, least_pairs, swaps
+from fedloom.mix.swap import Exchange, greedy_pairs, least_pairs, swaps
 from fedloom.models.nets import Conv4
 from fedloom.similarity import CKA, Cosine, similarity
-from fedloom.streams import stream
+from fedloom.streams import stream, streams_of
 from fedloom.topology import Topology
 
 ROW = 64 * 16 + 16 + 16 * 10 + 10  # values of the model of a quick run
@@ -111,6 +112,67 @@ def test_in_turn_is_the_listing_of_the_source():
     for k, r in exchange.pairs:
         models[k], models[r] = models[r], models[k]
     assert exchange.order(5).tolist() == models
+
+
+def test_models_move_as_the_exchanges_say_one_after_the_other():
+    """0↔1, then 1↔2 turns three models round; the inverse would turn them the other way."""
+
+    class Given(Partners):
+        def choose(self, g):
+            return Exchange([(0, 1), (1, 2)])
+
+    g = gather([[float(i)] * 4 for i in range(4)], [1] * 4, [0.0] * 4)
+    mixed = Swap(Given()).combine(g)
+    assert mixed.rows[:, 0].tolist() == [1, 2, 0, 3]
+    assert mixed.traffic.up.tolist() == mixed.traffic.down.tolist() == [4, 4, 4, 0]
+    assert mixed.report["pairs"] == [[0, 1], [1, 2]]
+
+
+def test_a_report_names_clients_not_their_places():
+    g = gather([[0.0] * 4] * 2, [1] * 2, [0.0] * 4)
+    g = fedloom.mix.Gathering(**{**vars(g), "clients": np.array([3, 8])})
+    assert sorted(Swap(RandomPairs()).combine(g).report["pairs"][0]) == [3, 8]
+
+
+def test_models_are_alike_by_their_weights_not_by_their_statistics():
+    layout = Layout.of(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)))
+    rows = torch.tensor([[1.0, 2, 3, 4, 500, 1, 9], [1.0, 2, 3, 4, -500, 1, 9]])
+    g = gather([[0.0] * 4] * 2, [1] * 2, [0.0] * 4)
+    g = fedloom.mix.Gathering(**{**vars(g), "layout": layout, "rows": rows})
+    assert OnWeights(Cosine()).matrix(g)[0, 1] == pytest.approx(1.0)
+
+
+def test_a_model_that_answers_nan_comes_last():
+    matrix = np.array([[9, 3, np.nan, 2], [3, 9, 5, 4], [np.nan, 5, 9, 6], [2, 4, 6, 9.0]])
+    assert least_pairs(matrix, 2) == [(0, 3), (1, 2)]
+
+    class First:
+        def integers(self, n):
+            return 0
+
+    pairs = greedy_pairs(4, 1, First(), lambda base, others: matrix[base, others])
+    assert pairs == [(0, 3)]
+
+
+def test_probes_are_some_of_the_public_images_and_others_in_every_round():
+    images = torch.arange(40.0).view(10, 1, 2, 2)
+    seen = []
+
+    class Noting(CKA):
+        def confounder(self, inputs):
+            seen.append(inputs)
+
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    layout = Layout.of(module)
+    rows = torch.randn(2, layout.size)
+    g = gather([[0.0] * 4] * 2, [1] * 2, [0.0] * 4)
+    for t in (1, 2):
+        new = {"layout": layout, "rows": rows, "probe": Probe(images, None, module, layout),
+               "stream": streams_of(0, t)}  # fmt: skip
+        OnProbes(Noting(), probes=6).matrix(fedloom.mix.Gathering(**{**vars(g), **new}))
+    first, second = ([int(x[0, 0, 0]) // 4 for x in some] for some in seen)
+    assert len(set(first)) == len(set(second)) == 6
+    assert first != second
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 10, 25])

@@ -169,6 +169,29 @@ def test_nodes_walk_within_the_area_no_faster_than_they_can():
     )
 
 
+def test_nodes_walk_no_slower_than_they_can():
+    way = network("waypoint,area=200,slowest=4,fastest=5,pause=0")
+    places = way.places(np.arange(0.0, 300.0), 20, draws())
+    paces = np.linalg.norm(np.diff(places, axis=0), axis=-1)
+    assert np.quantile(paces, 0.2) >= 4 - 1e-9  # all but the steps in which a node turns
+    assert paces.max() <= 5 + 1e-9
+
+
+def test_every_node_goes_its_own_ways_and_new_ones_all_the_time():
+    way = network("waypoint,area=200,slowest=20,fastest=20,pause=2")
+    places = way.places(np.arange(0.0, 600.0), 3, draws())
+    rests = [
+        {tuple(place) for place in walk[1:][resting].round(6).tolist()}
+        for walk, resting in zip(
+            places.swapaxes(0, 1),
+            (np.linalg.norm(np.diff(places, axis=0), axis=-1) == 0).T,
+            strict=True,
+        )
+    ]
+    assert min(map(len, rests)) > 50  # some eight steps from one to the next
+    assert not rests[0] & rests[1]
+
+
 def test_where_nodes_are_needs_no_rounds_before():
     way = network("waypoint,area=300")
     late = way.positions(40, 20, draws(40))
@@ -207,6 +230,18 @@ def test_nodes_fail_and_come_back_as_often_as_said():
     assert back.sum() / (~up[:-1]).sum() == pytest.approx(0.3, rel=0.1)
     for t in (5, 50):
         assert np.array_equal(faults.nodes(t + 1, 400, draws(t))[1], back[t - 1])
+
+
+def test_nodes_may_fail_from_the_first_round_on():
+    up, back = Faults.parse("fail=0.5").nodes(1, 400, draws())
+    assert (~up).mean() == pytest.approx(0.5, abs=0.1)
+    assert not back.any()
+
+
+def test_which_messages_are_lost_is_drawn_in_every_round():
+    faults = Faults.parse("loss=0.5,late=1")
+    one, two = (faults.messages(100, draws(t)) for t in (1, 2))
+    assert not np.array_equal(one, two)
 
 
 def test_who_is_down_neither_trains_nor_meets():
@@ -293,11 +328,11 @@ def test_a_network_is_drawn_as_a_strip_or_a_film(in_tmp, text):
     from fedloom.report.topology_plot import save_film
 
     links = network(text)
-    report = ContactReport.of(Peers(links, Faults.parse("fail=0.2")), 12, 5)
+    report = ContactReport.of(Peers(links, Faults.parse("fail=0.2")), 12, 3)
     save_film(report, links, 0, text, in_tmp / "strip.png")
     assert Image.open(in_tmp / "strip.png").size[0] > 1000
     save_film(report, links, 0, text, in_tmp / "film.gif")
-    assert Image.open(in_tmp / "film.gif").n_frames == 5
+    assert Image.open(in_tmp / "film.gif").n_frames == 3
 
 
 def test_the_command_line_shows_a_network(in_tmp):

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from fedloom import __version__
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, is_shortage, shortage
 from fedloom.experiment.settings import Config
 
 app = typer.Typer(
@@ -54,15 +54,15 @@ def main() -> None:
         if e.code == 130:  # typer's, for Ctrl-C
             _fail("Interrupted. Nothing that was finished is lost.", 130)
         raise
-    except MemoryError as e:
-        if debug:
-            raise
-        _fail(f"There is not enough memory for this: {e}. Use fewer clients or samples.", 1)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
-    except OSError as e:
+    except (MemoryError, RuntimeError, OSError) as e:
         if debug:
+            raise
+        if is_shortage(e):
+            _fail(shortage("this", e), 1)
+        if not isinstance(e, OSError):
             raise
         with suppress(OSError):
             sys.stdout.close()  # it may be what can't be written
@@ -305,7 +305,7 @@ def compare(
     overwrite: Overwrite = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Run several methods on the same data, clients and seeds, and print one table."""
+    """Run several methods with the same settings and seeds, and print one table."""
     from fedloom.experiment.api import compare as compare_methods
     from fedloom.report.terminal import Progress, print_comparison
 
@@ -351,8 +351,8 @@ def score(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the method at test time (tune_epochs=5), or who is scored and "
-            "where (eval_clients, eval_common, device, workers, ...).",
+            help="An option of the method at test time (tune_epochs=5), or who is scored, on what "
+            "and where (eval_clients, score_on, device, workers, ...).",
         ),
     ] = None,
     table: Annotated[

@@ -7,13 +7,56 @@ exits with its code, without a traceback. Anything else that escapes is a defect
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class FedloomError(Exception):
     """A mistake in what was asked, told in one paragraph."""
 
     exit_code = 2
+
+
+class OutOfMemory(FedloomError):
+    """There is less memory than something takes."""
+
+    exit_code = 1
+
+
+@contextmanager
+def telling_memory(doing: str) -> Iterator[None]:
+    """Running out of memory while `doing` something, as a sentence."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError) as e:
+        if not is_shortage(e):
+            raise
+        raise OutOfMemory(shortage(doing, e)) from e
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether this is NumPy's, torch's or the system's way to say that memory has run out."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = ("can't allocate memory", "out of memory", "bad_alloc", "Cannot allocate memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def shortage(doing: str, error: BaseException) -> str:
+    """The sentence for it, with how much was asked for where the error tells."""
+    asked = re.search(r"(?:allocate|allocating) (\d[\d.]*) ?(bytes|[KMGTP]iB)", str(error))
+    amount = ""
+    if asked is not None:
+        number, unit = float(asked[1]), asked[2]
+        size = f"{number / 1e9:,.2f} GB" if unit == "bytes" else f"{number:g} {unit}"
+        amount = f" ({size} more were needed at once)"
+    return (
+        f"There is not enough memory for {doing}{amount}. Use a smaller model, a smaller --batch, "
+        "fewer samples or clients, or fewer --workers. Rounds that were finished are not lost: "
+        "where there is more memory, --resume goes on."
+    )
 
 
 def unknown(kind: str, given: str, valid: Iterable[str]) -> FedloomError:

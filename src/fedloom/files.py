@@ -7,6 +7,7 @@ has to survive a power cut as well is synced.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -20,11 +21,15 @@ _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 def sync(path: Path) -> None:
     """Return once the file, or the names in the folder, are on the disk itself."""
-    if path.is_dir() and sys.platform == "win32":
+    folder = path.is_dir()
+    if folder and sys.platform == "win32":
         return  # Windows has no such call for folders
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(handle)
+    except OSError as e:
+        if not folder or e.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks
+            raise
     finally:
         os.close(handle)
 

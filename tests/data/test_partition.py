@@ -65,19 +65,44 @@ def test_another_seed_deals_otherwise(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["iid", "dirichlet:5", "classes:2", "shards:3", "quantity:zipf", "skew:0.5"]
+    "spec",
+    [
+        "iid",
+        "dirichlet:5",
+        "classes:1",
+        "shards:1",
+        "quantity:lognormal",
+        "quantity:zipf",
+        "skew:1",
+    ],
 )
 def test_which_samples_of_a_class_a_client_gets_is_random(spec: str) -> None:
-    """Dealt in the file's order, they would lie side by side or at one distance."""
-    y = np.arange(2000) % 5
-    p, looked_at = partition(spec, y, 5, seed=0), 0
-    for client in range(5):
-        for label in range(5):
-            mine = np.sort(p[client][y[p[client]] == label])
-            if len(mine) >= 30:
-                looked_at += 1
-                assert len(set(np.diff(mine))) > 3
-    assert looked_at >= 4
+    first, second = (
+        set(partition(spec, np.zeros(400, int), 2, seed, n_classes=1)[0].tolist())
+        for seed in (0, 1)
+    )
+    for mine in (first, second):
+        halves = [sum(index < 200 for index in mine), sum(index >= 200 for index in mine)]
+        assert min(halves) > 0.3 * len(mine)  # of the first and of the last samples
+    assert first != second
+
+
+def test_low_numbers_are_not_preferred() -> None:
+    """What can't be dealt evenly, and who is large, goes by lot."""
+    y = labels(53, 1)
+    for spec in ("quantity:zipf", "skew:1"):
+        sizes = [tuple(partition(spec, y, 5, seed).sizes) for seed in range(8)]
+        assert len(set(sizes)) > 1, spec
+    first = {tuple(sorted(hands(5, np.arange(10), 2, stream(s, "test"))[0])) for s in range(8)}
+    assert len(first) > 4
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.5])
+def test_sigma_is_the_standard_deviation_of_the_logarithm_of_shares(sigma: float) -> None:
+    y = np.zeros(500_000, int)
+    for spec in (f"quantity:lognormal,sigma={sigma}", f"classes:1,uneven={sigma}"):
+        logs = np.log(partition(spec, y, 400, seed=0).sizes)
+        assert logs.std() == pytest.approx(sigma, rel=0.15)
 
 
 def test_iid_sizes_differ_by_at_most_one() -> None:
@@ -138,6 +163,17 @@ def test_the_largest_clients_give_what_others_lack() -> None:
     mended, note = keep_minimum(owner, 5, 2, stream(0, "test"))
     assert np.bincount(mended).tolist() == [6, 6, 2, 2, 2]
     assert note == ("4 samples moved so that every client holds at least 2",)
+
+
+def test_what_large_clients_give_up_is_drawn_from_all_of_it_and_dealt_at_random() -> None:
+    owner = np.repeat([0, 1], 100)
+    mended, _ = keep_minimum(owner, 4, 40, stream(0, "test"))
+    for giver in (mended[:100], mended[100:]):
+        given = np.flatnonzero(giver >= 2)
+        assert len(given) == 40
+        assert given.min() < 20
+        assert given.max() >= 80
+        assert set(giver[given]) == {2, 3}  # both have something of both
 
 
 @settings(deadline=None)
@@ -435,5 +471,5 @@ def test_the_client_of_every_row_is_given_for_every_row() -> None:
     assert held(given_as.fitting("It", 2, 3)) == [[0, 2], [1]]
     with pytest.raises(FedloomError, match="each of 3 rows, but the data has 4"):
         given_as.fitting("It", 2, 4)
-    with pytest.raises(FedloomError, match="for 2 clients, not 50. Set clients to 2"):
+    with pytest.raises(FedloomError, match=r"for 2 clients, not 50\. Set clients to 2"):
         given_as.fitting("It", 50, 3)

@@ -37,6 +37,29 @@ def test_images_are_normalised_as_in_training():
     assert abs(public.x.std() - 1) < 0.05
 
 
+def test_public_images_keep_their_labels_and_are_drawn_from_all():
+    federation = dealt("share:0.1")
+    public, data = public_set("share:0.1", federation), federation.dataset
+    at = np.setdiff1d(federation.dealt.indices, federation.partition.indices)
+    assert public.y.tolist() == data.y[at].tolist()
+    mean, std = data.mean[0], data.std[0]
+    assert np.allclose(public.x, (data.x[at] / 255 - mean) / std, atol=1e-5)
+    for label in range(10):  # not the first of its class
+        place = np.flatnonzero(data.y[federation.dealt.indices] == label)
+        taken = np.isin(federation.dealt.indices[place], at)
+        assert taken[len(place) // 2 :].any()
+
+
+def test_some_images_of_another_set_are_drawn_from_all_of_it(in_tmp):
+    x = np.arange(200, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2)
+    np.savez("other.npz", x=x, y=np.arange(200) % 3, x_test=x[:9], y_test=np.arange(9) % 3)
+    federation = dealt("none")
+    public, data = public_set("other.npz:40", federation), federation.dataset
+    shade = np.rint((public.x[:, 0, 0, 0] * data.std[0] + data.mean[0]) * 255)
+    assert len(set(shade.tolist())) == 40
+    assert shade.max() > 150
+
+
 def test_no_client_is_emptied():
     federation = dealt("share:0.9", spec="quantity:zipf", clients=200)
     assert federation.partition.sizes.min() >= 1
@@ -66,6 +89,7 @@ def test_another_set_has_labels_where_its_classes_are_those_of_the_run(in_tmp):
     x = np.random.default_rng(0).integers(0, 255, (40, 8, 8)).astype(np.uint8)
     np.savez("own.npz", x=x, y=np.arange(40) % 3)
     own = public_set("own.npz", federation)
+    assert len(own) == 31  # without those that are held out for a test
     assert own.y is None
     assert "not those of this run" in own.note
     np.savez("large.npz", x=np.zeros((9, 9, 9), np.uint8), y=np.arange(9) % 3)

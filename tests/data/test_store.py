@@ -86,7 +86,7 @@ def test_a_data_set_without_checksums_gets_them(small: Dataset, tmp_path: Path) 
     folder = before_checksums(tmp_path / "toy", small)
     assert np.array_equal(store.read(folder).y, small.y)
     flip(folder / "y.npy", -1)
-    with pytest.raises(FedloomError, match="y.npy is not as it was written"):
+    with pytest.raises(FedloomError, match=r"y\.npy is not as it was written"):
         store.read(folder)
 
 

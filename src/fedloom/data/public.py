@@ -71,7 +71,7 @@ class Wish:
 
 @dataclass(frozen=True, eq=False)
 class PublicSet:
-    """Images as networks are fed them, (N, C, H, W), normalised unless they are tokens; labels where
+    """Images (N, C, H, W) as networks are fed them, normalised unless they are tokens; labels where
     they are known."""
 
     x: Tensor

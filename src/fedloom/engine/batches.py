@@ -71,7 +71,7 @@ class Augment:
 
 
 class Source:
-    """One array of images with labels, and how to normalise it; `tokens` go to the model as they are.
+    """One array of images with labels, and how to normalise it; `tokens` are left as they are.
 
     Raw images travel as flat rows, in the order in which the model wants their values in memory:
     with `channels_last`, colour by colour of each pixel, as convolutions on CPUs like it.

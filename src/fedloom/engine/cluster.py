@@ -139,7 +139,7 @@ class Cluster(Engine):
 
     def _hire(self) -> _Member:
         """A worker wherever there is room for one: now, or once a node with room is there."""
-        actor = self._kind.remote(self._shared)
+        actor: Any = self._kind.remote(self._shared)
         return _Member(actor, actor.node.remote())
 
     def _replace(self, member: _Member) -> None:

@@ -2,7 +2,8 @@
 
 Workers are forked, so they share the data and everything else that was there before without a copy;
 rows go in and out through two shared matrices, and only a few words per client are sent. The
-longest job starts first. A worker that dies is replaced and its client trained again. For
+longest job starts first. A worker that dies is replaced and its client trained again. What a job is
+does not depend on the number of workers, so that results do not either. For
 convolutions on CPUs this beats threads: a small network's step has little to share out.
 """
 
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -95,6 +97,7 @@ class Processes(Engine):
         self._outbox = _shared_rows(slots, setting)
         recalls = any(isinstance(part, Select) and "last" in part.needs for part in parts)
         self._recalled = _shared_rows(slots if recalls else 1, setting)
+        self._oom_kills = _oom_kills()
         self._members: list[_Member] = []
         for _ in range(workers):
             self._members.append(self._hire())
@@ -202,9 +205,9 @@ class Processes(Engine):
         code = member.process.exitcode
         if tries >= _TRIES:
             raise FedloomError(
-                f"A worker died {tries} times on the same job ({_name(job)}), last "
-                f"with exit code {code}. It may need more memory than there is: use fewer "
-                "--workers, or --engine serial to see the reason."
+                f"A worker died {tries} times on the same job ({_name(job)}): "
+                f"{_ending(code, _oom_kills() > self._oom_kills)}. Rounds that were finished are "
+                "not lost: --resume goes on."
             )
         member.pipe.close()
         fresh = self._hire(instead_of=member)
@@ -336,6 +339,28 @@ def _unpacked(bits: Tensor | None) -> Tensor | None:
 
 def _name(job: tuple[Any, ...]) -> str:
     return f"training client {job[2][0]}" if job[0] == "train" else "scoring"
+
+
+def _ending(code: int | None, starved: bool) -> str:
+    """How a worker ended, as far as its exit code and the system's count of killings tell."""
+    if code is None or code >= 0:
+        return f"it ended with exit code {code}; --engine serial may show the reason"
+    name = signal.Signals(-code).name
+    if code != -signal.SIGKILL:
+        return f"it crashed ({name}) in compiled code; --engine serial may show where"
+    fewer = "Use fewer --workers, a smaller model or a smaller --batch"
+    if starved:
+        return f"the system killed it because memory had run out. {fewer}"
+    return f"somebody killed it ({name}), which systems do when memory runs out. {fewer}"
+
+
+def _oom_kills() -> int:
+    """How many processes this system has killed for want of memory; 0 where it does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def can_fork() -> bool:

@@ -27,7 +27,7 @@ from fedloom.engine import stacked_mlp
 from fedloom.engine.base import Block, Done, Lasts, OneProcess, Scored, Setting, Task, same_row
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, telling_memory
 from fedloom.local.rule import Batch, Context, LocalRule, Params
 from fedloom.models.norm import has_batch_norm, has_tracked_norm
 
@@ -93,6 +93,10 @@ class Stacked(OneProcess):
     def train_job(
         self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
+        with telling_memory(f"training {len(clients)} clients at once (--engine serial does less)"):
+            return self._train_job(task, clients, rows, lasts)
+
+    def _train_job(self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts) -> list[Done]:
         given = zip(clients, rows, lasts or [None] * len(clients), strict=True)
         jobs = [self._worker.prepare(task, int(c), row, last) for c, row, last in given]
         groups: dict[Hashable, list[int]] = defaultdict(list)
@@ -108,6 +112,7 @@ class Stacked(OneProcess):
                 done.update(zip(some, results, strict=True))
         return [done[i] for i in range(len(jobs))]
 
+    @telling_memory("scoring")
     def score_job(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         alone = same_row(rows) or self.setting.static or any(b.probabilities for b in blocks)
         if alone:

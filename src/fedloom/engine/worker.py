@@ -21,7 +21,7 @@ from fedloom.engine.base import Block, Done, Scored, Setting, Task
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
 from fedloom.engine.memory import keep_freed_memory
 from fedloom.engine.resident import Narrower, Resident
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, telling_memory
 from fedloom.kinds import Section
 from fedloom.layout import Layout
 from fedloom.local import Batch, LocalRule
@@ -64,6 +64,7 @@ class Job:
 class Worker:
     """One resident model, one client at a time."""
 
+    @telling_memory("a worker and its copy of the model")
     def __init__(self, setting: Setting, stacks: bool = False) -> None:
         keep_freed_memory()
         self.setting = setting
@@ -125,9 +126,9 @@ class Worker:
 
     def train(self, task: Task, client: int, row: Tensor, last: Last | None = None) -> Done:
         """Prepare and train one client; `last` is what it sent before, for selectors that ask."""
-        job = self.prepare(task, client, row, last)
         try:
-            return self._walk(task, job)
+            with telling_memory(f"training client {client} in round {task.round}"):
+                return self._walk(task, self.prepare(task, client, row, last))
         except ValueError as e:
             if "more than 1 value per channel" not in str(e):
                 raise
@@ -278,6 +279,7 @@ class Worker:
         module, shape = self._whole.module, self.setting.dataset.shape
         return forward_macs(module, shape), passing_bytes(module, shape)
 
+    @telling_memory("scoring")
     def score(self, row: Tensor, block: Block) -> Scored:
         """One row on a block of samples."""
         resident = self._whole

@@ -76,6 +76,8 @@ def run(
             given["fork"] = str(fork)
         plan = _plan(method or "fedavg", given, lenient=lenient)
     store = RunStore(Path(out) if out is not None else _default_out(plan.config, resume))
+    if origin is not None and store.path.resolve() == origin.store.path.resolve():
+        raise FedloomError(f"A fork of '{store.path}' can't replace it: choose another --out.")
     _settle(store)
     if resume:
         RunStore.open(store.path)
@@ -85,10 +87,12 @@ def run(
     experiment = _prepare(plan, plan.config, plan.options)
     if origin is not None:
         experiment.adopt(origin.store.path, origin.tensors, origin.about)
-    with store.held(), _told(store, fresh=True):
-        store.create(plan.config.dump(), overwrite=overwrite)
-        done = 0 if origin is None else origin.start(store, experiment)
-        Runner(experiment, store, watchers).run(done)
+    with store.held():
+        store.check_free(overwrite=overwrite)  # again: preparing took its time
+        with _told(store, fresh=True):
+            store.create(plan.config.dump(), overwrite=overwrite)
+            done = 0 if origin is None else origin.start(store, experiment)
+            Runner(experiment, store, watchers).run(done)
     return Result(store.path)
 
 
@@ -342,6 +346,8 @@ def _reopen(store: RunStore, config: Config, done: int) -> None:
 def _continued(store: RunStore, plan: _Plan, before: Config) -> dict[str, Any]:
     """The run's settings with those given over them that may change."""
     old, new = before.model_dump(), plan.config.model_dump()
+    if old["fork"] is not None and old["fork"].rpartition("@")[0] == new["fork"]:
+        new["fork"] = old["fork"]  # the same run, without the round that it had come to
     for key in sorted(plan.given & set(new) - RESUMABLE):
         if old[key] != new[key]:
             raise FedloomError(

@@ -36,7 +36,7 @@ def seal_json(value: Mapping[str, Any], **how: Any) -> str:
     """The object as JSON text that ends with its own checksum.
 
     >>> seal_json({"round": 1})
-    '{"round": 1, "crc": "f5ba2d89"}'
+    '{"round": 1, "crc": "d9f40321"}'
     """
     text = json.dumps(value, **how)
     return f'{text[:-1]}, "crc": "{checksum(text.encode())}"}}'

@@ -33,8 +33,15 @@ class Origin:
         named = bool(at) and number.isdigit() and not Path(spec).exists()
         store = RunStore.open(Path(path if named else spec))
         tensors, about = store.checkpoint(int(number) if named else None)
-        config = {key: value for key, value in store.config().items() if key != "fork"}
-        return Origin(store, config, tensors, about)
+        try:
+            config = store.config()
+        except (
+            FedloomError
+        ):  # it was edited or is damaged: what the checkpoint was made with counts
+            if "settings" not in about:
+                raise
+            config = about["settings"]
+        return Origin(store, {k: v for k, v in config.items() if k != "fork"}, tensors, about)
 
     @property
     def round(self) -> int:

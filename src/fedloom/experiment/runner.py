@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from fedloom.engine import Diverged, Task, Trained, diverged
+from fedloom.errors import telling_memory
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.interrupts import heeding_interrupts
 from fedloom.experiment.setup import Experiment
@@ -66,7 +67,8 @@ class Runner:
             with heeding_interrupts() as heed:
                 for t in range(done + 1, config.rounds + 1):
                     heed()
-                    self._step(t)
+                    with telling_memory(f"round {t}"):
+                        self._step(t)
             self.store.finish()
         finally:
             torch.set_num_threads(threads)

@@ -22,7 +22,7 @@ from fedloom.data.public import PublicSet, public_set
 from fedloom.data.split import Federation, check_options, federate
 from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
-from fedloom.errors import FedloomError, unknown
+from fedloom.errors import FedloomError, telling_memory, unknown
 from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.identity import check_contents, check_settings, fingerprints, settings_of
 from fedloom.experiment.plugins import model_factory
@@ -191,6 +191,7 @@ def _check_given(config: Config, **objects: object) -> None:
             )
 
 
+@telling_memory("setting up this run")
 def prepare(
     config: Config,
     method: Method,
@@ -466,16 +467,16 @@ def _try(module: nn.Module, x: Tensor, classes: int, exits: bool) -> None:
         try:
             with torch.no_grad():
                 logits = module.train(training)(x)
-        except IndexError as e:  # of an embedding that is too small
-            raise FedloomError(
-                f"The model can't look up the tokens {int(x.min())} to {int(x.max())} of these "
-                f"data: {e}. Give its embedding a row for each, or number the tokens from 0."
-            ) from e
-        except (RuntimeError, ValueError, TypeError) as e:
+        except (RuntimeError, ValueError, TypeError, IndexError) as e:
             reason = str(e).splitlines()[0]
+            if isinstance(e, IndexError) and not x.is_floating_point():
+                raise FedloomError(
+                    f"The model can't look up the tokens {int(x.min())} to {int(x.max())} of these "
+                    f"data: {reason}. Give its embedding a row for each, and number them from 0."
+                ) from e
             raise FedloomError(
-                f"The model can't take images of shape {tuple(x.shape[1:])}{when}: {reason}. Choose "
-                "another --model."
+                f"The model can't take images of shape {tuple(x.shape[1:])}{when}: {reason}. "
+                "Choose another --model."
             ) from e
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         if isinstance(module, Exits) and training:

@@ -28,7 +28,6 @@ from fedloom.local.rule import (
     Samples,
     cross_entropy,
 )
-from fedloom.local.sgd import SGD
 
 Mask = Literal["none", "zero", "inf"]
 
@@ -48,10 +47,6 @@ class MaskedSGD(LocalRule):
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset() if self.mask == "none" else frozenset({"classes"})
-
-    def at(self, round: int) -> LocalRule:
-        # Engines have faster steps for plain SGD, whose last bits are others.
-        return SGD() if self.mask == "none" and type(self) is MaskedSGD else self
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         batch = data["train"]

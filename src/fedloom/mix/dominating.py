@@ -303,11 +303,11 @@ class DominatingSet(Mix):
         return known, Traffic(up.astype(np.int64), down.astype(np.int64))
 
     def _pruned(self, known: np.ndarray, told_in: np.ndarray, g: Gathering) -> np.ndarray:
-        """What nodes go on with: entries that are not too old, and the newest of those."""
+        """What nodes go on with: their own entry, and those that are not too old, the newest."""
         oldest = 0 if self.forget is None else g.round - self.forget
-        stays = _latest(told_in[known], self.most, oldest, g.stream("most"))
-        np.fill_diagonal(stays, True)
-        return np.where(stays, known, NOTHING)
+        rounds = told_in[known]
+        np.fill_diagonal(rounds, g.round + 1)  # its own is the first of the `most`
+        return np.where(_latest(rounds, self.most, oldest, g.stream("most")), known, NOTHING)
 
     def _compared(self, layout: Layout) -> tuple[torch.Tensor | None, int]:
         """The columns that distances are taken on (None: all), and their number."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedloom.errors import FedloomError, unknown
+from fedloom.errors import FedloomError, OutOfMemory, is_shortage, shortage, unknown
 from fedloom.models.exits import with_exits
 from fedloom.models.nets import MLP, Conv4, LeNet, ResNet, Shape
 from fedloom.streams import torch_seed
@@ -27,6 +27,8 @@ MODELS: dict[str, tuple[Factory, dict[str, Any], str]] = {
 
 def choose(shape: Shape) -> str:
     """The model that `auto` stands for: by the images only, so that every method gets the same."""
+    if min(shape[1:]) == 1:  # a table, however many columns it has
+        return "mlp"
     if max(shape[1:]) > 32:
         return "resnet18"
     return "lenet" if shape[0] == 3 and min(shape[1:]) >= 16 else "mlp"
@@ -65,6 +67,8 @@ def build(
         except FedloomError:
             raise
         except Exception as e:  # whatever a factory may raise
+            if is_shortage(e):
+                raise OutOfMemory(shortage(f"the weights of the model '{name}'", e)) from e
             raise FedloomError(
                 f"Building the model '{name}' failed: {e}. A model factory is called as "
                 "factory(shape, classes, **model_options), with shape = (channels, height, width)."

@@ -1,4 +1,4 @@
-"""What a model takes: images as floats or, where it looks its input up in a table, whole numbers."""
+"""What a model takes: images as floats or, where it looks its input up, tokens as integers."""
 
 from __future__ import annotations
 

@@ -221,7 +221,9 @@ def print_scores(result: Result, scores: Scores) -> None:
     last = result.evaluations["round"].max() if first else "–"
     heads = ("", f"as it ran, round {last}", f"now, round {scores.round}")
     out.print(_table(heads, rows))
-    out.print(f"Clients are scored on {scores.scored_on}.")
+    before = result.scored_on
+    then = f", and were on {before} as it ran" if before not in (None, scores.scored_on) else ""
+    out.print(f"Clients are scored on {scores.scored_on}{then}.")
 
 
 def _print_devices(result: Result) -> None:
@@ -431,10 +433,10 @@ def print_datasets(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_partition(dataset: Dataset, parts: Partition, spec: str) -> None:
-    rows, test = dataset.training_rows, len(dataset.y_test) + len(dataset.held_out)
-    s = parts.summary(dataset.y, dataset.n_classes, rows)
+    training, test = dataset.training_rows, len(dataset.y_test) + len(dataset.held_out)
+    s = parts.summary(dataset.y, dataset.n_classes, training)
     out.print(
-        f"{dataset.name}: {len(rows)} training and {test} test images of shape "
+        f"{dataset.name}: {len(training)} training and {test} test images of shape "
         f"{'×'.join(map(str, dataset.shape))}, {dataset.n_classes} classes"
     )
     rows = [

@@ -96,8 +96,8 @@ class Partition:
         if len(self.indices) and self.indices.max() >= samples:
             raise FedloomError(
                 f"{what} has index {self.indices.max()}, but the data has {samples} rows, "
-                "numbered from 0. Was it made for other data? Rows of the data's test part come behind the "
-                "others with --pool."
+                "numbered from 0. Was it made for other data? Rows of the data's test part come "
+                "behind the others with --pool."
             )
         return self
 

@@ -1,0 +1,236 @@
+"""A user's own data, from the file or array to the model: rows, columns, labels and tokens."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedloom
+from fedloom.cli import main
+from fedloom.models.inputs import blank, looks_up
+
+
+def by_user(n=150, users=5):
+    """Rows whose label is the user they are of, in no order."""
+    rng = np.random.default_rng(0)
+    user = rng.integers(0, users, n)
+    return (rng.normal(size=(n, 3, 3)) + user[:, None, None]).astype(np.float32), user
+
+
+@pytest.fixture
+def natural(in_tmp):
+    """nat.npz without a test part, and nat.json with the rows of each user."""
+    x, user = by_user()
+    np.savez("nat.npz", x=x, y=user)
+    Path("nat.json").write_text(json.dumps([np.flatnonzero(user == u).tolist() for u in range(5)]))
+    return user
+
+
+@pytest.fixture
+def call(in_tmp, monkeypatch, capsys):
+    """`fedloom WORDS`: the exit code and what was printed."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as e:
+            code = e.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+@pytest.mark.parametrize("pool", [(), ("--pool",)])
+def test_a_partition_file_deals_the_rows_it_names(natural, call, pool):
+    deal = ("--clients", 5, "--partition", "file:nat.json", *pool)
+    code, shown = call("data", "show", "nat.npz", *deal)
+    assert code == 0
+    assert "150 training and 0 test images" in shown
+    assert "min 1, mean 1, max 1" in shown  # classes per client
+    code, _ = call("run", "local", "--data", "nat.npz", "--rounds", 1, *deal, "--out", "r")
+    assert code == 0
+    table = fedloom.load("r").clients.set_index("client")
+    assert table["main_class"].tolist() == [0, 1, 2, 3, 4]
+    counts = np.bincount(natural)
+    assert table["train_samples"].tolist() == (counts - counts // 5).tolist()
+
+
+def test_holding_rows_out_is_refused_where_a_partition_names_them(natural, call):
+    deal = ("--clients", 5, "--partition", "file:nat.json")
+    code, told = call("data", "show", "nat.npz", *deal, "--set", "test_share=0.3")
+    assert (code, "test_share=0.3 would do nothing" in told) == (2, True)
+    share = ("--set", "data_options.test_share=0.3")
+    code, told = call("run", "fedavg", "--data", "nat.npz", *deal, *share, "--out", "r")
+    assert (code, "test_share=0.3 would do nothing" in told) == (2, True)
+    code, shown = call("data", "show", "nat.npz", "--clients", 5, "--set", "test_share=0.3")
+    aside = sum(round(0.3 * n) for n in np.bincount(natural).tolist())
+    assert (code, f"{150 - aside} training and {aside} test images" in shown) == (0, True)
+
+
+def test_a_partition_in_python_is_that_of_a_file(natural, quick, row):
+    lists = [np.flatnonzero(natural == u) for u in range(5)]
+    same = {"data": "nat.npz", "clients": 5, "rounds": 1}
+    given = [natural, natural.tolist(), lists, "file:nat.json", Path("nat.json")]
+    runs = [quick(partition=p, out=f"r{i}", **same) for i, p in enumerate(given)]
+    for run in runs[1:]:
+        assert torch.equal(row(run), row(runs[0]))
+        assert run.clients.drop(columns="round").equals(runs[0].clients.drop(columns="round"))
+
+
+def test_a_run_with_a_partition_in_python_goes_on_with_it_only(natural, quick):
+    same = {"data": "nat.npz", "clients": 5, "out": "r"}
+    first = quick(partition=natural, rounds=1, **same)
+    again = {"resume": True, "out": "r", "rounds": 2}
+    with pytest.raises(fedloom.FedloomError, match=r"partition was given .* pass partition=\.\.\."):
+        fedloom.run("fedavg", **again)
+    with pytest.raises(fedloom.FedloomError, match="pass partition="):
+        first.score()
+    assert first.score(partition=natural).summary["micro"] == first.summary["micro"]
+    assert len(fedloom.run("fedavg", partition=natural, **again).rounds) == 2
+
+
+def test_a_partition_in_python_that_does_not_fit_is_refused(natural, quick):
+    with pytest.raises(fedloom.FedloomError, match="Set clients to 5"):
+        quick(data="nat.npz", partition=natural, clients=6)
+    with pytest.raises(fedloom.FedloomError, match="each of 50 rows, but the data has 150"):
+        quick(data="nat.npz", partition=natural[:50], clients=5)
+    with pytest.raises(fedloom.FedloomError, match="this float is none of them"):
+        quick(data="nat.npz", partition=0.5)
+
+
+def test_values_to_predict_are_refused(call):
+    np.savez("float.npz", x=np.zeros((300, 5)), y=np.linspace(0, 1, 300))
+    code, told = call("run", "fedavg", "--data", "float.npz", "--out", "r")
+    assert (code, "fedloom does classification" in told) == (2, True)
+
+
+def test_every_column_of_a_table_reaches_the_model_on_the_same_scale(quick):
+    """Also through `normalise`; a column that a common mean would drown decides the label."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3)) * [1e-3, 1, 1e5] + [0, 0, 1e6]
+    result = quick(data=(x, x[:, 0] > 0), rounds=10, lr=0.5, participation=1.0)
+    assert result.summary["test_accuracy"] > 0.85
+    fed = result.normalise(x)
+    assert torch.allclose(fed.mean((0, 1, 2)), torch.zeros(3), atol=0.2)
+    assert torch.allclose(fed.std((0, 1, 2)), torch.ones(3), atol=0.2)
+    right = result.model()(fed).argmax(1).numpy() == (x[:, 0] > 0)
+    assert right.mean() > 0.85
+
+
+# -- tokens --------------------------------------------------------------------------------------
+
+
+class Words(nn.Module):
+    """The mean of embedded tokens, and a linear layer."""
+
+    def __init__(self, shape, classes, vocabulary=40):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, 6)
+        self.out = nn.Linear(6, classes)
+
+    def forward(self, x):
+        assert x.dtype == torch.int64
+        return self.out(self.words(x.flatten(1)).mean(1))
+
+
+class Positions(nn.Module):
+    """An image model that embeds where a pixel is, not what it is."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.places = nn.Embedding(shape[1] * shape[2], 1)
+        self.out = nn.Linear(shape[1] * shape[2], classes)
+
+    def forward(self, x):
+        places = torch.arange(self.places.num_embeddings, device=x.device)
+        return self.out(x.flatten(1).float() + self.places(places)[:, 0])
+
+
+def sentences(dtype=np.int64):
+    """Tokens of the first or of the second half of the vocabulary, the label says which."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 200)
+    return (rng.integers(0, 20, (200, 7)) + 20 * y[:, None]).astype(dtype), y
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "int16"])
+def test_tokens_are_looked_up_as_they_are(quick, dtype):
+    result = quick(data=sentences(dtype), model=Words, rounds=15, lr=1.0, participation=1.0)
+    assert result.summary["test_accuracy"] > 0.8
+    x, y = sentences(dtype)
+    assert torch.equal(result.normalise(x), torch.from_numpy(x.astype(np.int64))[:, None, None])
+    right = result.model(factory=Words)(result.normalise(x)).argmax(1).numpy() == y
+    assert right.mean() > 0.8
+    theirs = result.newcomer_model(x[:10], y[:10], factory=Words)
+    assert theirs(result.normalise(x)).shape == (200, 2)
+
+
+def test_tokens_give_the_same_on_every_engine(quick, row):
+    more = {"data": sentences(), "model": Words, "rounds": 2, "partition": "dirichlet:1"}
+    serial, pool, stacked = (
+        quick(**more, engine=e, workers=2) for e in ("serial", "processes", "stacked")
+    )
+    assert torch.equal(row(pool), row(serial))
+    torch.testing.assert_close(row(stacked), row(serial))
+    assert pool.clients.equals(serial.clients)
+
+
+@pytest.mark.parametrize("method", ["fedmeta-maml", "fedper", "fedswap:partner=min", "p2p-fedavg"])
+def test_methods_take_tokens(quick, method):
+    more = {"public": "share:0.1"} if "swap" in method else {}
+    result = quick(method, data=sentences(), model=Words, rounds=1, participation=1.0, **more)
+    assert 0 <= result.summary["macro"] <= 1
+
+
+def test_the_command_line_takes_tokens_and_a_model_of_ones_own(call):
+    x, y = sentences()
+    np.savez("words.npz", x=x, y=y)
+    Path("words.py").write_text(
+        "from torch import nn\n"
+        "def net(shape, classes, vocabulary=40):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Embedding(vocabulary, 6), nn.Flatten(),\n"
+        "                         nn.Linear(6 * shape[2], classes))\n"
+    )
+    words = ("run", "fedavg", "--data", "words.npz", "--model", "words.py:net", "--clients", 5)
+    code, printed = call(*words, "--rounds", 1, "--out", "r")
+    assert code == 0, printed
+    few = ("--set", "model_options.vocabulary=30", "--out", "s")
+    code, told = call(*words, *few)
+    assert (code, "can't look up the tokens 0 to 39 of these data" in told) == (2, True)
+    code, told = call(*words, "--augment", "flip", "--out", "s")
+    assert (code, "augment=flip is for images" in told) == (2, True)
+
+
+def test_what_tokens_cannot_do_is_refused(quick):
+    x, y = sentences()
+    with pytest.raises(fedloom.FedloomError, match="are not whole numbers"):
+        quick(data=(x.astype(float), y), model=Words)
+    with pytest.raises(fedloom.FedloomError, match="tokens -1 to 39"):
+        quick(data=(np.where(x == 3, -1, x), y), model=Words)
+    with pytest.raises(fedloom.FedloomError, match="public=noise:8 is no data for a model"):
+        quick("fedswap:partner=min", data=(x, y), model=Words, public="noise:8",
+              participation=1.0)  # fmt: skip
+    with pytest.raises(fedloom.FedloomError, match="in layer 'words'"):
+        quick("heterofl", data=(x, y), model=Words, capacities="1:0.5,0.5:0.5")
+
+
+def test_an_embedding_of_positions_makes_no_tokens(quick):
+    """Such a model gets its images normalised, integers or not."""
+    x, y = np.random.default_rng(0).integers(0, 9, (100, 4, 4)), np.arange(100) % 2
+    shape = (1, 4, 4)
+    assert not looks_up(Positions(shape, 2), shape)
+    assert blank(Positions(shape, 2), shape, 2).dtype == torch.float32
+    result = quick(data=(x, y), model=Positions, rounds=1)
+    assert abs(float(result.normalise(x).mean())) < 0.2
+
+
+def test_integers_and_the_same_floats_train_alike(quick, row):
+    x, y = np.random.default_rng(0).integers(0, 9, (100, 4, 4)), np.arange(100) % 2
+    assert torch.equal(row(quick(data=(x, y))), row(quick(data=(x.astype(np.float32), y))))
