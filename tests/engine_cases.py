@@ -13,7 +13,7 @@ from fedloom.experiment.plugins import method_class
 from fedloom.experiment.setup import load_dataset, make_federation
 from fedloom.local import Proximal
 from fedloom.methods.registry import methods
-from fedloom.mix import Average, DominatingSet, PeerAverage, Step
+from fedloom.mix import Average, DominatingSet, PeerAverage, Pull
 from fedloom.topology import Peers, network
 
 REGISTERED = {
@@ -28,7 +28,7 @@ OWN = {
     "swap": method(mix=Swap()),
     "gossip": method(mix=Gossip(), topology=Complete()),
     "momentum": method(mix=Momentum()),
-    "peers": method(mix=Step(0.7), topology=Peers(network("erdos-renyi:0.4"))),
+    "peers": method(mix=Pull(0.7), topology=Peers(network("erdos-renyi:0.4"))),
     "dominating": method(mix=DominatingSet(), topology=Peers(network("waypoint,area=200"))),
     "sub-models by gossip": method(
         mix=PeerAverage(), select=Half(), topology=Peers(network("ring"))

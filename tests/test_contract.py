@@ -14,6 +14,7 @@ from torch import nn
 import fedloom
 from fedloom.adapt import FineTune
 from fedloom.errors import FedloomError
+from fedloom.kinds import Weights
 from fedloom.local import SGD, FullGradient, LocalRule, cross_entropy
 from fedloom.method import Method
 from fedloom.mix import Average, GradientStep, Keep, Mix, Mixed
@@ -75,7 +76,7 @@ class ToyMeta(LocalRule):
     def plan(self, sizes, budget, rng):
         return [{part: np.arange(size) for part, size in sizes.items()}]
 
-    def objective(self, net, params, data):
+    def objective(self, net, params, data, me):
         support, query = data["train-support"], data["train-query"]
         weights = {k: v for k, v in params.items() if "/" not in k}
         grads = torch.func.grad(lambda w: cross_entropy(net(w, support.x), support))(weights)
@@ -91,7 +92,7 @@ def test_maml_without_inner_rate_is_sgd_on_the_query_part(quick, row):
         def plan(self, sizes, budget, rng):
             return [{"train-query": np.arange(sizes["train-query"])}]
 
-        def objective(self, net, params, data):
+        def objective(self, net, params, data, me):
             return cross_entropy(net(params, data["train-query"].x), data["train-query"])
 
     meta, plain = row(quick(method(local=ToyMeta(0.0)))), row(quick(method(local=OnQuery())))
@@ -126,12 +127,12 @@ class Half(Select):
     """Every other client trains the first half of the hidden layer: a really smaller MLP."""
 
     share: float = 0.5
-    sees_data: bool = False
+    needs: frozenset = frozenset()
 
     def choose(self, ask):
         if ask.client % 2 == 0:
             return None
-        if self.sees_data:
+        if "data" in self.needs:
             assert len(ask.data("train").y) > 0
         keep = int(16 * self.share)
         at = {name: torch.arange(e.start, e.stop).view(e.shape) for e in ask.layout.entries
@@ -201,7 +202,7 @@ def test_wrong_capacities_are_refused(quick, spec):
 
 
 def test_a_selector_that_sees_data_downloads_the_whole_model(quick):
-    result = quick(method(select=Half(sees_data=True)), participation=1.0, rounds=1)
+    result = quick(method(select=Half(needs=frozenset({"data"}))), participation=1.0, rounds=1)
     assert result.summary["bytes_down"] > result.summary["bytes_up"]
 
 
@@ -273,32 +274,30 @@ def test_gossip_on_a_complete_graph_is_an_average(quick):
 
 
 class Momentum(Average):
-    """Server momentum: remembers its velocity."""
+    """Server momentum: keeps its velocity."""
 
-    memory = ("velocity",)
+    keeps = {"velocity": Weights()}
 
     def combine(self, g):
-        step = super().combine(g).shared - g.shared
-        old = g.memory["velocity"].get(0, {"v": torch.zeros_like(step)})["v"]
-        velocity = 0.5 * old + step
-        return Mixed(shared=g.shared + velocity, memory={"velocity": {0: {"v": velocity}}})
+        velocity = 0.5 * g.state["velocity"] + super().combine(g).shared - g.shared
+        return Mixed(shared=g.shared + velocity, state={"velocity": velocity})
 
 
 def test_declared_memory_is_kept_and_restored(quick):
     whole = quick(method(mix=Momentum()), rounds=4)
     half = quick(method(mix=Momentum()), rounds=2, out="half")
     quick(method(mix=Momentum()), rounds=4, out="half", resume=True)
-    assert "memory/velocity/0/v" in states(whole)
+    assert "server/velocity" in states(whole)
     for name, value in states(whole).items():
         assert torch.equal(value, states(fedloom.load(half.path))[name])
 
 
 def test_undeclared_memory_fails_at_once(quick):
     class Forgetful(Momentum):
-        memory = ()
+        keeps = {}
 
         def combine(self, g):
-            return Mixed(memory={"velocity": {}})
+            return Mixed(state={"velocity": torch.zeros(1)})
 
     with pytest.raises(FedloomError, match="without declaring"):
         quick(method(mix=Forgetful()))

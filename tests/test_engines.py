@@ -152,7 +152,7 @@ def test_the_hand_written_mlp_is_vmap_and_autograd(quick, hidden, augment):
     class Own(SGD):
         """Hides the plain objective, so that `vmap` has to do it."""
 
-        def objective(self, net, params, data):
+        def objective(self, net, params, data, me):
             return super().objective(net, params, data)
 
     more = {"model_options": {"hidden": hidden}, "partition": "quantity:zipf", "augment": augment}

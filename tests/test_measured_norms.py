@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedloom.data.public import PublicSet
 from fedloom.engine.batches import Source
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.models.norm import has_measured_norm, settle
-from fedloom.select import Ask, ByGradient, Channels, Last, Ordered, Public
+from fedloom.select import Ask, ByGradient, Channels, Last, Ordered
 from fedloom.select.scores import activations
 from fedloom.streams import stream
 
@@ -207,6 +208,6 @@ def test_selectors_look_at_models_whose_statistics_were_measured():
     module.norm.running_mean.copy_(wrong)
     ask = ask_for(module)
     chosen = Ordered().choose(ask)
-    ask = ask_for(module, Public(x, None), Last(ask.row[chosen.index], chosen.index))
+    ask = ask_for(module, PublicSet(x, None, "test"), Last(ask.row[chosen.index], chosen.index))
     labels = ByGradient(labels="csl", samples=300).similar(ask, ask.channels).y
     assert len(labels.unique()) > 1

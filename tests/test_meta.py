@@ -16,6 +16,7 @@ from fedloom.experiment.setup import load_dataset, make_federation
 from fedloom.local import (
     MAML,
     SGD,
+    Back,
     Batch,
     Budget,
     LearnedRates,
@@ -165,7 +166,7 @@ class OnQuery(SGD):
     def plan(self, sizes, budget, rng):
         return [{QUERY: step[QUERY]} for step in MAML().plan({SUPPORT: 9, **sizes}, budget, rng)]
 
-    def objective(self, net, params, data):
+    def objective(self, net, params, data, me):
         return cross_entropy(net(params, data[QUERY].x), data[QUERY])
 
 
@@ -184,10 +185,10 @@ def test_fedmeta_without_an_inner_rate_is_fedavg_on_the_query_sets(quick, row):
 
 def test_sending_gradients_and_stepping_on_the_server_is_the_same(quick, row):
     class Sends(MAML):
-        sends = "gradients"
+        hands_back = "gradients"
 
-        def finish(self, start, row, grad):
-            return torch.cat([grad, row[grad.numel() :]])
+        def finish(self, me, row, grad):
+            return Back(torch.cat([grad, row[grad.numel() :]]))
 
     settings = {"batch": "inf", "rounds": 3, "partition": "quantity:zipf"}
     weights = quick(method(local=MAML(0.1)), **settings)

@@ -17,14 +17,14 @@ from fedloom.local import MAML
 from fedloom.method import Method
 from fedloom.methods.feddom import FedDom
 from fedloom.methods.serverless import WAFL, P2PFedAvg
-from fedloom.mix import Average, DominatingSet, Gathering, Keep, PeerAverage, Step
+from fedloom.mix import Average, DominatingSet, Gathering, Keep, PeerAverage, Pull
 from fedloom.mix.dominating import PAIRWISE, criteria_weights, greedy_dominating_set, waspas
 from fedloom.mix.knowledge import Entries, Knowledge, LocalGraph
 from fedloom.streams import stream
 from fedloom.topology import LOST, Contacts, Peers, Pooled, Star, network
 
 LAYOUT = Layout.of(nn.Linear(3, 2))
-MIXES = {"p2p": PeerAverage(), "wafl": Step(0.8), "feddom": DominatingSet(theta=0.3)}
+MIXES = {"p2p": PeerAverage(), "wafl": Pull(0.8), "feddom": DominatingSet(theta=0.3)}
 
 
 def gathering(rows, edges, t=1, weights=None, accuracy=None, memory=None, **contacts):
@@ -38,7 +38,7 @@ def gathering(rows, edges, t=1, weights=None, accuracy=None, memory=None, **cont
         weights=np.ones(n) if weights is None else np.asarray(weights, float), rows=rows, lr=0.1,
         stream=lambda *names, round=t: stream(0, *names, round),
         memory=memory or {name: {} for name in names},
-        accuracy=np.full(n, 0.5) if accuracy is None else np.asarray(accuracy, float),
+        facts={"accuracy": np.full(n, 0.5) if accuracy is None else np.asarray(accuracy, float)},
     )  # fmt: skip
 
 
@@ -56,16 +56,16 @@ def remembered(mixed):
 def test_wafl_on_a_complete_graph_averages_in_one_step():
     rows = models(5)
     edges = network("complete").edges(1, 5, None)
-    out = Step(1.0).combine(gathering(rows, edges)).rows
+    out = Pull(1.0).combine(gathering(rows, edges)).rows
     assert torch.allclose(out, rows.mean(0).expand(5, -1), atol=1e-6)
 
 
 def test_wafl_by_hand():
     rows = torch.arange(3.0)[:, None].expand(3, 8).contiguous()  # 0, 1, 2 on a path
-    out = Step(0.5).combine(gathering(rows, [[0, 1], [1, 2]])).rows[:, 0]
+    out = Pull(0.5).combine(gathering(rows, [[0, 1], [1, 2]])).rows[:, 0]
     # 0 + ½(1−0)/2; 1 + ½((0−1)+(2−1))/3; 2 + ½(1−2)/2
     assert out.tolist() == [0.25, 1.0, 1.75]
-    assert torch.equal(Step(0.0).combine(gathering(rows, [[0, 1], [1, 2]])).rows, rows)
+    assert torch.equal(Pull(0.0).combine(gathering(rows, [[0, 1], [1, 2]])).rows, rows)
 
 
 def test_peer_to_peer_fedavg_by_hand():
@@ -80,10 +80,10 @@ def test_nodes_are_known_by_number_where_some_are_missing():
     there = np.array([1, 4, 7])
     g = gathering(rows, [[1, 4], [4, 7]], weights=[1, 2, 5], clients=there)
     assert PeerAverage().combine(g).rows[:, 0].tolist() == pytest.approx([2 / 3, 12 / 8, 12 / 7])
-    assert Step(0.5).combine(g).rows[:, 0].tolist() == [0.25, 1.0, 1.75]
+    assert Pull(0.5).combine(g).rows[:, 0].tolist() == [0.25, 1.0, 1.75]
 
 
-@pytest.mark.parametrize("mix", [PeerAverage(), Step(1.0), Step(0.3)], ids=repr)
+@pytest.mark.parametrize("mix", [PeerAverage(), Pull(1.0), Pull(0.3)], ids=repr)
 def test_rows_of_the_mixing_matrix_sum_to_one(mix):
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -193,12 +193,12 @@ def test_a_node_uses_nothing_that_it_was_not_told(mix):
 def test_a_message_that_is_late_is_combined_as_it_was_sent():
     rows = torch.tensor([[0.0], [1.0]]).expand(2, 8).contiguous()
     late = np.array([0, 2])  # 0 → 1 at once, 1 → 0 two rounds later
-    one = Step().combine(gathering(rows, [[0, 1]], late=late))
+    one = Pull().combine(gathering(rows, [[0, 1]], late=late))
     assert one.rows[:, 0].tolist() == [0.0, 0.5]
     moved = one.rows + 10
-    two = Step().combine(gathering(moved, [], t=2, memory=remembered(one)))
+    two = Pull().combine(gathering(moved, [], t=2, memory=remembered(one)))
     assert torch.equal(two.rows, moved)
-    three = Step().combine(gathering(moved, [], t=3, memory=remembered(two)))
+    three = Pull().combine(gathering(moved, [], t=3, memory=remembered(two)))
     assert three.rows[:, 0].tolist() == [(10 + 1) / 2, 10.5]
     assert not len(three.memory["mail"][0]["due"])
     assert [int(m.traffic.down[0]) for m in (one, two, three)] == [0, 0, 8]
@@ -220,7 +220,7 @@ def test_a_late_message_waits_for_a_receiver_that_rests(mix):
 
 def test_a_lost_message_is_paid_for_and_never_arrives():
     rows = models(2)
-    mixed = Step().combine(gathering(rows, [[0, 1]], late=np.array([0, LOST])))
+    mixed = Pull().combine(gathering(rows, [[0, 1]], late=np.array([0, LOST])))
     assert torch.equal(mixed.rows[0], rows[0])
     assert not torch.equal(mixed.rows[1], rows[1])
     assert mixed.traffic.up.tolist() == [8, 8]
@@ -628,7 +628,7 @@ def test_options_reach_the_mix():
     assert {name: getattr(mix, name) for name in given} == given
     assert mix.pairwise == tuple(map(tuple, pairwise))
     assert (mix.validates, mix.part) == ("test-support", "not body")
-    assert WAFL(rate=0.4, private="head").build().mix == Step(0.4, "not head")
+    assert WAFL(rate=0.4, private="head").build().mix == Pull(0.4, "not head")
     assert P2PFedAvg(private="head").build().mix == PeerAverage("not head")
     where = WAFL(self_training=2, alone=False).build().topology
     assert (where.self_training, where.alone) == (2, False)
@@ -737,7 +737,7 @@ def test_the_record_of_a_round_by_hand():
         g = gathering(models(3, t), [[0, 1], [1, 2]], t=t, weights=[100, 1, 100], memory=memory)
         mixed = mix.combine(g)
         memory = remembered(mixed)
-        records.append(mixed.record)
+        records.append(mixed.metrics)
     assert records[0]["known"] == pytest.approx(7 / 3)
     assert (records[0]["entries"], records[0]["age"]) == (3, 0)
     assert records[1] == {"known": 3, "entries": 5, "dominating": 2, "age": pytest.approx(1 / 3)}
@@ -977,7 +977,7 @@ def test_a_mix_of_ones_own_at_the_server_is_refused_among_nodes():
 
 def test_gossip_with_a_server_is_refused():
     with pytest.raises(FedloomError, match="all talk to a server"):
-        Method(mix=Step(), topology=Star())
+        Method(mix=Pull(), topology=Star())
 
 
 def test_faults_need_nodes_that_meet(quick):

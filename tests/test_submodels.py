@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import fedloom
 from fedloom.data.dataset import from_arrays
+from fedloom.data.public import PublicSet
 from fedloom.engine.resident import Resident
 from fedloom.errors import FedloomError
 from fedloom.experiment.blueprint import blueprint
@@ -20,7 +21,7 @@ from fedloom.local import Batch, MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.local.distil import divergence
 from fedloom.method import Method
 from fedloom.methods.registry import find
-from fedloom.mix import Coverage, Gathering, PeerAverage, Step
+from fedloom.mix import Coverage, Gathering, PeerAverage, Pull
 from fedloom.models import build
 from fedloom.models.counts import forward_macs, saved_bytes
 from fedloom.models.exits import Exits
@@ -33,7 +34,6 @@ from fedloom.select import (
     Last,
     Ordered,
     Prefix,
-    Public,
     Random,
     Rolling,
     Whole,
@@ -73,7 +73,7 @@ def some_choices(module, capacity=0.5):
     g = torch.Generator().manual_seed(1)
     x = torch.randn(12, *SHAPE, generator=g)
     y = torch.randint(0, 5, (12,), generator=g)
-    public = Public(x, y)
+    public = PublicSet(x, y, "test")
     for select in (Ordered(), Random(), Rolling(), ByActivation(), ByActivation(temperature=1.0),
                    ByGradient(labels="spl"), ByGradient(labels="csl")):  # fmt: skip
         yield select, select.choose(ask_for(module, capacity, t=5, x=x, public=public))
@@ -436,7 +436,7 @@ def test_gradients_of_more_samples_than_fit_at_once():
 def test_public_samples_beyond_the_first_256_are_labelled_too():
     module = a_model("mlp")
     x = torch.randn(300, *SHAPE)
-    ask = ask_for(module, 0.5, public=Public(x, None))
+    ask = ask_for(module, 0.5, public=PublicSet(x, None, "test"))
     labelled = ByGradient(labels="csl", samples=300).similar(ask, ask.channels)
     assert len(labelled.y) == 300
     assert torch.equal(labelled.y, module(labelled.x).argmax(1))
@@ -450,7 +450,7 @@ def test_fedgse_leaves_the_smallest_gradient_out(seed):
     x, y = torch.randn(40, *SHAPE), torch.randint(0, 5, (40,))
     channels = Channels.of(module, SHAPE)
     select = ByGradient(labels="spl", samples=40)
-    ask = ask_for(module, 0.25, t=3 + seed, x=x, public=Public(x, y))
+    ask = ask_for(module, 0.25, t=3 + seed, x=x, public=PublicSet(x, y, "test"))
     g = gradients(ask.load(), channels, select.similar(ask, channels))
 
     def gap(select):
@@ -464,7 +464,7 @@ def test_fedgse_leaves_the_smallest_gradient_out(seed):
 def test_similar_samples_are_those_that_the_last_sub_model_gets_right():
     module = a_model("mlp")
     x, y = torch.randn(60, *SHAPE), torch.randint(0, 5, (60,))
-    ask = ask_for(module, 0.5, public=Public(x, y))
+    ask = ask_for(module, 0.5, public=PublicSet(x, y, "test"))
     spl, csl = ByGradient(labels="spl", samples=8), ByGradient(labels="csl", samples=8)
     right = module(x).argmax(1) == y
     taken = spl.similar(ask, ask.channels)
@@ -477,7 +477,7 @@ def test_similar_samples_are_those_that_the_last_sub_model_gets_right():
     last = Last(other, chosen.index)
     small = chosen.build()
     Layout.of(small).load(small, other)
-    again = csl.similar(ask_for(module, 0.5, public=Public(x, y), last=last), ask.channels)
+    again = csl.similar(ask_for(module, 0.5, public=PublicSet(x, y, "test"), last=last), ask.channels)
     assert torch.equal(again.y, small.eval()(again.x).argmax(1))
 
 
@@ -712,7 +712,7 @@ def test_classifier_rows_count_only_from_those_who_hold_the_class():
     class_of = torch.tensor([0, 0, 1, 1, -1, -1])
     holds = np.array([[True, False], [True, False]])
     g = gathering(
-        rows, [1, 1], (None, torch.tensor([0, 2, 4])), old, holds=holds, class_of=class_of
+        rows, [1, 1], (None, torch.tensor([0, 2, 4])), old, facts={"classes": (holds, class_of)}
     )
     assert Coverage(by_class=True).combine(g).shared.tolist() == [15, 10, 0, 0, 15, 10]
 
@@ -936,7 +936,7 @@ def test_nonsense_is_refused(quick):
     with pytest.raises(FedloomError, match="trains narrower nets"):
         Method(local=OrderedDropout(), select=Whole())
     with pytest.raises(FedloomError, match="combines whole models"):
-        Method(mix=Step(), select=Ordered(), topology=Peers(network("ring")))
+        Method(mix=Pull(), select=Ordered(), topology=Peers(network("ring")))
     with pytest.raises(FedloomError, match="needs public images"):
         quick("fedgse-spl", public="none", capacities="0.5")
     with pytest.raises(FedloomError, match="public set with labels"):

@@ -9,6 +9,7 @@ from test_mix import gather
 from torch import nn
 
 import fedloom
+from fedloom.data.public import PublicSet
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.method import Method
@@ -18,10 +19,10 @@ from fedloom.mix import (
     Greedy,
     InTurn,
     LeastSimilar,
+    Networks,
     OnProbes,
     OnWeights,
     Partners,
-    Probe,
     RandomPairs,
     Swap,
 )
@@ -29,9 +30,15 @@ from fedloom.mix.swap import Exchange, greedy_pairs, least_pairs, swaps
 from fedloom.models.nets import Conv4
 from fedloom.similarity import CKA, Cosine, similarity
 from fedloom.streams import stream, streams_of
-from fedloom.topology import Topology
+from fedloom.topology import Contacts, Topology
 
 ROW = 64 * 16 + 16 + 16 * 10 + 10  # values of the model of a quick run
+
+
+def probing(images, module, layout):
+    """The facts of a mix that runs models on public images."""
+    public = PublicSet(images, None, "test")
+    return {"public": public, "public networks": Networks(module, layout)}
 
 
 def states(result):
@@ -65,9 +72,10 @@ PARTNERS = [
 def test_models_are_permuted_none_is_lost_or_doubled(partners, n):
     rows = stream(n, "rows").normal(size=(n, 4)).tolist()
     g = gather(rows, [1] * n, [0.0] * 4)
-    mixed = Swap(partners).combine(g)
-    assert sorted(mixed.rows.tolist()) == sorted(g.rows.tolist())
-    assert mixed.clients.tolist() == list(range(n))
+    mixed, after = Swap(partners).combine(g), g.rows.clone()
+    after[mixed.clients] = mixed.rows
+    assert sorted(after.tolist()) == sorted(g.rows.tolist())
+    assert (after != g.rows).any(1).nonzero().flatten().tolist() == mixed.clients.tolist()
     assert mixed.shared is None
     assert not mixed.reset
 
@@ -106,7 +114,7 @@ def test_random_partners_are_equally_likely():
 
 def test_in_turn_is_the_listing_of_the_source():
     """w_k ↔ w_r for every k in turn, with r drawn among all."""
-    exchange = InTurn().choose(gather([[float(i)] * 4 for i in range(5)], [1] * 5, [0.0] * 4))
+    exchange = InTurn().before(5, lambda *names: stream(0, *names))
     assert [k for k, _ in exchange.pairs] == [0, 1, 2, 3, 4]
     models = list(range(5))
     for k, r in exchange.pairs:
@@ -123,15 +131,16 @@ def test_models_move_as_the_exchanges_say_one_after_the_other():
 
     g = gather([[float(i)] * 4 for i in range(4)], [1] * 4, [0.0] * 4)
     mixed = Swap(Given()).combine(g)
-    assert mixed.rows[:, 0].tolist() == [1, 2, 0, 3]
-    assert mixed.traffic.up.tolist() == mixed.traffic.down.tolist() == [4, 4, 4, 0]
-    assert mixed.report["pairs"] == [[0, 1], [1, 2]]
+    assert mixed.clients.tolist() == [0, 1, 2]  # the last one keeps its model
+    assert mixed.rows[:, 0].tolist() == [1, 2, 0]
+    assert mixed.notes["pairs"] == [[0, 1], [1, 2]]
 
 
 def test_a_report_names_clients_not_their_places():
     g = gather([[0.0] * 4] * 2, [1] * 2, [0.0] * 4)
-    g = fedloom.mix.Gathering(**{**vars(g), "clients": np.array([3, 8])})
-    assert sorted(Swap(RandomPairs()).combine(g).report["pairs"][0]) == [3, 8]
+    clients = np.array([3, 8])
+    g = fedloom.mix.Gathering(**{**vars(g), "clients": clients, "contacts": Contacts(clients)})
+    assert sorted(Swap(RandomPairs()).combine(g).notes["pairs"][0]) == [3, 8]
 
 
 def test_models_are_alike_by_their_weights_not_by_their_statistics():
@@ -167,7 +176,7 @@ def test_probes_are_some_of_the_public_images_and_others_in_every_round():
     rows = torch.randn(2, layout.size)
     g = gather([[0.0] * 4] * 2, [1] * 2, [0.0] * 4)
     for t in (1, 2):
-        new = {"layout": layout, "rows": rows, "probe": Probe(images, None, module, layout),
+        new = {"layout": layout, "rows": rows, "facts": probing(images, module, layout),
                "stream": streams_of(0, t)}  # fmt: skip
         OnProbes(Noting(), probes=6).matrix(fedloom.mix.Gathering(**{**vars(g), **new}))
     first, second = ([int(x[0, 0, 0]) // 4 for x in some] for some in seen)
@@ -222,7 +231,7 @@ def test_min_finds_the_pairs_that_comparing_them_one_by_one_finds():
     images = torch.from_numpy(stream(1, "images").normal(size=(12, 1, 2, 2))).float()
     g = gather([[0.0] * 4] * 6, [1] * 6, [0.0] * 4)
     g = fedloom.mix.Gathering(**{**vars(g), "layout": layout, "rows": rows,
-                                 "probe": Probe(images, None, module, layout)})  # fmt: skip
+                                 "facts": probing(images, module, layout)})  # fmt: skip
     exchange = LeastSimilar(OnProbes(CKA())).choose(g)
     a, b = (nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
             for _ in range(2))  # fmt: skip

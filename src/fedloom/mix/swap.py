@@ -86,7 +86,7 @@ class Exchange:
         return np.flatnonzero(self.order(n) != np.arange(n))
 
 
-class Partners(ABC):
+class Partners:
     """Who exchanges models with whom, as positions among the n of a round."""
 
     needs: frozenset[str] = frozenset()
@@ -97,7 +97,9 @@ class Partners(ABC):
 
     def choose(self, g: Gathering) -> Exchange:
         """The exchange, by the models that were sent."""
-        raise NotImplementedError
+        exchange = self.before(len(g.contacts.participants), g.stream)
+        assert exchange is not None, f"{type(self).__name__} has neither `before` nor `choose`"
+        return exchange
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ class Swap(Mix):
 
     def combine(self, g: Gathering) -> Mixed:
         everybody = g.contacts.participants
-        exchange = self.partners.before(len(everybody), g.stream) or self.partners.choose(g)
+        exchange = self.partners.choose(g)
         moved = exchange.moved(len(everybody))
         source = np.searchsorted(g.clients, everybody[exchange.order(len(everybody))[moved]])
         return Mixed(
