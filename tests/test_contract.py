@@ -5,6 +5,7 @@ as the methods to come will be. None of them may need a word in the runner or in
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -276,7 +277,7 @@ def test_gossip_on_a_complete_graph_is_an_average(quick):
 class Momentum(Average):
     """Server momentum: keeps its velocity."""
 
-    keeps = {"velocity": Weights()}
+    keeps: ClassVar = {"velocity": Weights()}
 
     def combine(self, g):
         velocity = 0.5 * g.state["velocity"] + super().combine(g).shared - g.shared
@@ -294,7 +295,7 @@ def test_declared_memory_is_kept_and_restored(quick):
 
 def test_undeclared_memory_fails_at_once(quick):
     class Forgetful(Momentum):
-        keeps = {}
+        keeps: ClassVar = {}
 
         def combine(self, g):
             return Mixed(state={"velocity": torch.zeros(1)})

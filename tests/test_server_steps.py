@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedloom.layout import Layout
-from fedloom.local import Context, Controlled, Optimiser, Tethered
+from fedloom.local import Context, Controlled, Tethered
 from fedloom.mix import (
     Adaptive,
     Average,
@@ -124,8 +124,7 @@ def test_ditto_is_drawn_to_what_it_was_told():
 
 
 def nova(steps, **optimiser):
-    return gather(ROWS, WEIGHTS, SHARED, steps=np.array(steps),
-                  optimiser=Optimiser(0.1, **optimiser))  # fmt: skip
+    return gather(ROWS, WEIGHTS, SHARED, steps=np.array(steps), **optimiser)
 
 
 def test_fednova_with_equal_steps_is_the_average():

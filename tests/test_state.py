@@ -39,7 +39,11 @@ def test_clients_keep_what_is_not_combined_and_share_the_rest():
     now = state()
     now.kept.put(CLIENTS, ROWS)
     told(now, [7.0, 8.0])
-    assert now.models(np.array([1, 2, 3])).tolist() == [[7, 8, 12, 13], [7, 8, 0, 0], [7, 8, 32, 33]]
+    assert now.models(np.array([1, 2, 3])).tolist() == [
+        [7, 8, 12, 13],
+        [7, 8, 0, 0],
+        [7, 8, 32, 33],
+    ]
     assert now.shared.tolist() == [7, 8, 0, 0]
 
 

@@ -477,7 +477,9 @@ def test_similar_samples_are_those_that_the_last_sub_model_gets_right():
     last = Last(other, chosen.index)
     small = chosen.build()
     Layout.of(small).load(small, other)
-    again = csl.similar(ask_for(module, 0.5, public=PublicSet(x, y, "test"), last=last), ask.channels)
+    again = csl.similar(
+        ask_for(module, 0.5, public=PublicSet(x, y, "test"), last=last), ask.channels
+    )
     assert torch.equal(again.y, small.eval()(again.x).argmax(1))
 
 

@@ -330,17 +330,41 @@ def methods(
         Optional[str],  # noqa: UP045
         typer.Argument(help="Show one method with its options.", show_default=False),
     ] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="The model whose bytes the manifest counts.")
+    ] = "auto",
+    shape: Annotated[
+        str, typer.Option("--shape", metavar="CxHxW", help="Images of that model.")
+    ] = "1x28x28",
+    classes: Annotated[int, typer.Option("--classes", min=2, help="Classes of that model.")] = 10,
+    set_: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the method (mu=0.1), or model_options.NAME=VALUE.",
+        ),
+    ] = None,
 ) -> None:
-    """List the methods, or show one with its options and defaults."""
+    """List the methods, or show one: options and defaults, and a manifest of what leaves a client,
+    what stays with it and what the server keeps, in bytes."""
     from fedloom.experiment.plugins import method_class, trust
+    from fedloom.methods.registry import configure
     from fedloom.methods.registry import methods as all_methods
-    from fedloom.report.terminal import print_method, print_methods
+    from fedloom.report.terminal import print_manifest, print_method, print_methods
 
     if name is None:
         print_methods(all_methods())
     else:
+        from fedloom.experiment.blueprint import manifest
+        from fedloom.experiment.config import parse_settings
+
         trust(name)
-        print_method(method_class(name))
+        cls, settings = method_class(name), parse_settings(set_ or [])
+        options = settings.pop("model_options", {})
+        print_method(cls, configure(cls, settings).build())
+        found = manifest(cls, settings, model, _shape(shape), classes, options)
+        print_manifest(found, model, shape)
 
 
 @app.command()
@@ -600,16 +624,20 @@ def model_show(
     from fedloom.experiment.plugins import trust
     from fedloom.report.terminal import print_blueprint
 
-    text = shape or ("1x28x28" if name in ("mlp", "conv4") else "3x32x32")
+    sizes = _shape(shape or ("1x28x28" if name in ("mlp", "conv4") else "3x32x32"))
+    trust(name)
+    found = blueprint(name, sizes, classes, capacity, batch, parse_settings(set_ or []))
+    print_blueprint(name, sizes, capacity, batch, found)
+
+
+def _shape(text: str) -> tuple[int, int, int]:
     sizes = text.lower().replace("×", "x").split("x")
     if len(sizes) != 3 or not all(s.isdigit() and int(s) > 0 for s in sizes):
         raise FedloomError(
             f"--shape {text} is not valid: give channels, height and width, 3x32x32."
         )
     c, h, w = map(int, sizes)
-    trust(name)
-    found = blueprint(name, (c, h, w), classes, capacity, batch, parse_settings(set_ or []))
-    print_blueprint(name, (c, h, w), capacity, batch, found)
+    return c, h, w
 
 
 class _Interrupted(FedloomError):

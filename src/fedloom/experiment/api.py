@@ -27,12 +27,13 @@ from fedloom.experiment.runner import Runner, Watcher
 from fedloom.experiment.settings import RESUMABLE, Config
 from fedloom.experiment.setup import Experiment, prepare
 from fedloom.experiment.store import RunStore
+from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
 
 _MOST_SEEDS = 10_000
 
-MethodLike = str | MethodOptions | type[MethodOptions]
+MethodLike = str | Method | MethodOptions | type[MethodOptions]
 
 
 def run(
@@ -50,9 +51,9 @@ def run(
 ) -> Result:
     """Run one federated experiment and return its result.
 
-    `method` is a name (`"fedprox"`, `"fedprox:mu=0.1"`), or a method of your own (default: FedAvg,
-    or that of the run to resume or fork); `data` a name, a path, arrays `(x, y)` or
-    `(x, y, x_test, y_test)`; `model` a name or a factory `(shape, classes) -> nn.Module`;
+    `method` is a name (`"fedprox"`, `"fedprox:mu=0.1"`), a `Method`, or a class of options of your
+    own (default: FedAvg, or that of the run to resume or fork); `data` a name, a path, arrays
+    `(x, y)` or `(x, y, x_test, y_test)`; `model` a name or a factory `(shape, classes) -> nn.Module`;
     `partition` a recipe, the client of every row or the rows of every client; all other settings
     are those of `fedloom.Config`.
     The run is written to `out` (default: a new directory under `runs/`); with `resume` it goes on
@@ -278,6 +279,8 @@ def _slug(text: str) -> str:
 def _label(method: MethodLike) -> str:
     if isinstance(method, str):
         return method
+    if isinstance(method, Method):
+        return "custom"
     _options_class(method)
     if isinstance(method, type):
         return method.name
@@ -466,6 +469,20 @@ def _options_class(method: MethodOptions | type[MethodOptions]) -> type[MethodOp
     return cls
 
 
+def _wrapped(method: Method) -> type[MethodOptions]:
+    """A bare declaration as a method without options."""
+
+    class Given(MethodOptions):
+        """A method that was given as a declaration, in Python."""
+
+        name, family, source = "custom", "own", "given in Python"
+
+        def build(self) -> Method:
+            return method
+
+    return Given
+
+
 def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
     """The method's class, and the settings that name it and its options."""
     if isinstance(method, str):
@@ -473,6 +490,7 @@ def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
         params = parse_settings(words.split(",")) if words else {}
         cls = method_class(name)
     else:
+        method = _wrapped(method) if isinstance(method, Method) else method
         cls = _options_class(method)
         name = cls.name
         params = {} if isinstance(method, type) else method.model_dump()

@@ -10,12 +10,34 @@ from torch import nn
 
 from fedloom.errors import FedloomError
 from fedloom.experiment.plugins import model_factory
+from fedloom.kinds import Sizes
+from fedloom.layout import Layout
+from fedloom.methods.registry import MethodOptions, configure
 from fedloom.models import build
 from fedloom.models.counts import LayerCost, forward_macs, layer_costs, saved_bytes, training_macs
+from fedloom.round.plan import Manifest, Plan
 from fedloom.select import Channels, Ordered, Prefix
 from fedloom.select.verify import verify
 
+_PUBLIC = 1000  # images of the public set, where none is named
 _COPIES = 2  # of the weights in a training step: themselves and their gradients
+
+
+def manifest(
+    method: type[MethodOptions],
+    params: Mapping[str, Any],
+    model: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    options: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """What leaves a client of this method, what stays with it and what the server keeps."""
+    made = configure(method, params).build()
+    options = {**(options or {}), **made.select.model_options}
+    module = build(model_factory(model), shape, classes, options=options)
+    public = _PUBLIC if made.needs("public") else 0
+    sizes = Sizes(Layout.of(module, made.local.extras), classes, public)
+    return Manifest.of(made, sizes, Plan.of(made, sizes))
 
 
 @dataclass(frozen=True)

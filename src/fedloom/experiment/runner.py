@@ -61,6 +61,7 @@ class Runner:
         threads = torch.get_num_threads()
         torch.set_num_threads(config.threads)
         reset_peak_memory()
+        self.store.add_manifest(x.manifest)
         for watcher in self.watchers:
             watcher.start(self.store.path.name, config.rounds, done)
         try:
@@ -96,7 +97,7 @@ class Runner:
     def round(self, t: int) -> dict[str, Any]:
         """One round of training; returns its record."""
         started = time.perf_counter()
-        x, config = self.experiment, self.experiment.config
+        x = self.experiment
         opening = self._open(t)
         state, clients = x.state, opening.contacts.participants
         state.kept.forget(opening.contacts.forgotten)
@@ -192,8 +193,8 @@ class Runner:
         worst = int(largest.argmax())
         raise Diverged(
             f"{type(self.experiment.method.mix).__name__} made NaN or infinite values of what was "
-            f"sent in round {opening.round}. The largest values, up to {float(largest[worst]):.3g}, "
-            f"are from client {int(sent.clients[worst])}. Lower --lr, or bound what is let in: "
+            f"sent in round {opening.round}. The largest values, up to {float(largest[worst]):.3g}"
+            f", are from client {int(sent.clients[worst])}. Lower --lr, or bound what is let in: "
             "--screen norm:10x --on-bad skip."
         )
 

@@ -112,9 +112,10 @@ class Config(Options):
         "eps=1e-8",
     )
     optimiser_state: Literal["fresh", "kept"] = Field(
-        "fresh", description="what the optimiser remembers (momentum, Adam's moments): fresh in each "
-        "round, or kept by the client",
-    )  # fmt: skip
+        "fresh",
+        description="what the optimiser remembers (momentum, Adam's moments): fresh in each round, "
+        "or kept by the client",
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(
         0.0, ge=0, le=LARGEST_RATE, allow_inf_nan=False, description="weight decay (L2)"

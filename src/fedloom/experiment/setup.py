@@ -39,7 +39,7 @@ from fedloom.models.inputs import looks_up
 from fedloom.models.norm import has_batch_norm, has_measured_norm
 from fedloom.round.attack import Attack
 from fedloom.round.encode import encoding
-from fedloom.round.plan import Plan
+from fedloom.round.plan import Manifest, Plan
 from fedloom.round.screen import Screen
 from fedloom.select import Channels, Whole
 from fedloom.select.verify import verify
@@ -66,6 +66,15 @@ class Experiment:
     public: PublicSet | None
     about: dict[str, Any]  # what is needed to build the model again
     class_of: Tensor | None = None  # per column, the class it works for alone, for mixes that ask
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What leaves a client, what stays with it and what the server keeps, with bytes."""
+        sizes = Sizes(
+            self.layout, self.dataset.n_classes, 0 if self.public is None else len(self.public)
+        )
+        found = Manifest.of(self.method, sizes, self.state.plan)
+        return {"method": self.config.method, "encoding": self.config.encode, **found.plain()}
 
     def restore(
         self,

@@ -50,7 +50,8 @@ class State:
         plan = plan or Plan.of(method, sizes, optimiser)
         server = Server(
             method.mix, sizes.layout, plan.columns, row, sizes,
-            told=plan.told, remembers="last" in method.select.needs, screens=bool(post.get("screen")),
+            told=plan.told, remembers="last" in method.select.needs,
+            screens=bool(post.get("screen")),
         )  # fmt: skip
         clients = Clients(method, plan, plan.initial(sizes, row), engine, weigh)
         nodes = method.mix.home == "node"

@@ -24,6 +24,7 @@ import pandas as pd
 import safetensors
 import safetensors.torch
 import torch
+import yaml
 from torch import Tensor
 
 from fedloom.errors import FedloomError
@@ -76,6 +77,12 @@ class RunStore(RunFolder):
         return store
 
     # -- writing -------------------------------------------------------------------------------
+
+    def add_manifest(self, manifest: dict[str, Any]) -> None:
+        """What leaves a client, what stays with it and what the server keeps, for people."""
+        text = yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True)
+        with atomic_file(self.manifest_file) as part:
+            part.write_text(text, encoding="utf-8")
 
     def add_round(self, record: dict[str, Any]) -> None:
         with self.rounds_file.open("ab") as f:

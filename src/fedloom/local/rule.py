@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 import numpy as np
@@ -154,9 +155,9 @@ class LocalRule:
 
     parts: tuple[str, ...] = ("train",)
     weighs: str = "train"
-    told: Values = {}
-    keeps: Values = {}
-    sends: Values = {}
+    told: Values = MappingProxyType({})
+    keeps: Values = MappingProxyType({})
+    sends: Values = MappingProxyType({})
     needs: frozenset[str] = frozenset()
     extras: Mapping[str, float] = {}
     differentiates: bool = False

@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al. 2020): control variates that take client drift out of local steps."""
+"""SCAFFOLD (Karimireddy et al. 2020): control variates against client drift."""
 
 from __future__ import annotations
 

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from fedloom.data.public import PublicSet
 from fedloom.errors import FedloomError
 from fedloom.kinds import Values
 from fedloom.layout import Columns, Layout
-from fedloom.local.optimiser import Optimiser
 from fedloom.mix.networks import Networks
 from fedloom.topology.base import Contacts
+
+if TYPE_CHECKING:
+    from fedloom.data.public import PublicSet
 
 Home = Literal["server", "node"]
 Fields = dict[str, Tensor]
@@ -79,7 +81,7 @@ class Gathering:
     indexes: tuple[Tensor | None, ...] | None = None
     total: int = 0
     steps: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    optimiser: Optimiser = field(default_factory=Optimiser)
+    momentum: float = 0.0  # of the clients' SGD
     sent: Mapping[str, Tensor] = field(default_factory=dict)
     state: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Mapping[int, Fields]] = field(default_factory=dict)
@@ -159,7 +161,7 @@ class Mix:
     part: str = "all"
     home: Home = "server"
     expects: Literal["weights", "gradients"] = "weights"
-    keeps: Values = {}
+    keeps: Values = MappingProxyType({})
     takes: frozenset[str] = frozenset()
     memory: tuple[str, ...] = ()
     needs: frozenset[str] = frozenset()

@@ -43,7 +43,7 @@ class NormalisedAverage(ServerStep):
     def combine(self, g: Gathering) -> Mixed:
         mixed = super().combine(g)
         moved, share = g.layout.trainable, g.weights / max(g.weights.sum(), 1.0)
-        rho = g.optimiser.momentum
+        rho = g.momentum
         a = (g.steps - rho * (1 - rho**g.steps) / (1 - rho)) / (1 - rho)
         rates = np.where(g.steps > 0, share * (share @ a) / np.maximum(a, 1), 0.0)
         start = g.shared[:moved].double()

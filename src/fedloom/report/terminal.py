@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from fedloom.experiment.result import Result
     from fedloom.experiment.study import Study
     from fedloom.experiment.study import Table as StudyTable
+    from fedloom.method import Method
     from fedloom.methods.registry import MethodOptions
+    from fedloom.round.plan import Manifest
     from fedloom.topology import Network
     from fedloom.topology.report import ContactReport
 
@@ -372,11 +374,11 @@ def print_methods(methods: Mapping[str, type[MethodOptions]]) -> None:
     out.print("\nfedloom methods NAME shows one of them.")
 
 
-def print_method(cls: type[MethodOptions]) -> None:
+def print_method(cls: type[MethodOptions], parts: Method) -> None:
     out.print(f"{cls.name} ({cls.family}; {cls.source})")
     out.print(" ".join((cls.__doc__ or "").split()))
-    parts = cls().build()
-    rows = [[n, repr(getattr(parts, n))] for n in ("topology", "select", "local", "mix", "adapt")]
+    names = ["topology", "select", "local", "mix", "adapt"] + (["own"] if parts.own else [])
+    rows = [[n, repr(getattr(parts, n))] for n in names]
     out.print(_table(("part", "choice"), rows, left=2))
     options = [[k, str(v.default), v.description or ""] for k, v in _options(cls)]
     if options:
@@ -386,6 +388,17 @@ def print_method(cls: type[MethodOptions]) -> None:
     if cls.fixed:
         fixed = ", ".join(f"{k}={v}" for k, v in cls.fixed.items())
         out.print(f"Fixed by its definition: {fixed}.")
+
+
+def print_manifest(manifest: Manifest, model: str, shape: str) -> None:
+    """What leaves a client, what stays with it and what the server keeps."""
+    rows = []
+    for title, lines in manifest.plain().items():
+        for i, line in enumerate(lines or [{"name": "nothing", "what": ""}]):
+            size = line.get("bytes")
+            bytes_ = "" if size is None else amount(float(str(size)))
+            rows.append(["" if i else title, str(line["name"]), str(line["what"]), bytes_])
+    out.print(_table(("", "name", "what", f"bytes ({model}, {shape})"), rows, left=3))
 
 
 def _options(cls: type[MethodOptions]) -> list[tuple[str, Any]]:

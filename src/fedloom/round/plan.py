@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -108,7 +109,7 @@ class Manifest:
     stays: tuple[Line, ...]
     server: tuple[Line, ...]
 
-    TITLES = {
+    TITLES: ClassVar[dict[str, str]] = {
         "leaves": "leaves a client, each round",
         "told": "a client is told, each round",
         "stays": "stays with a client",

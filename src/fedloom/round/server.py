@@ -90,7 +90,7 @@ class Server:
             indexes=sent.indexes,
             total=opening.total,
             steps=sent.steps,
-            optimiser=opening.optimiser,
+            momentum=opening.optimiser.momentum,
             sent=Declared(sent.values, name, "takes"),
             state=Declared(self.state, name, "keeps"),
             memory=Declared(self.memory, name, "memory"),

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from fedloom.data.public import PublicSet
 from fedloom.layout import Layout
 from fedloom.local.rule import Batch
 from fedloom.select.channels import Channels
+
+if TYPE_CHECKING:
+    from fedloom.data.public import PublicSet
 
 
 @dataclass(frozen=True)
