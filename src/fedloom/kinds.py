@@ -110,7 +110,7 @@ class Section:
 
     def view(self, rows: Tensor) -> Tensor:
         """The value inside a row, or inside every row of a matrix."""
-        return rows[..., self.start : self.stop].view(*rows.shape[:-1], *self.shape)
+        return rows[..., self.start : self.stop].view((*rows.shape[:-1], *self.shape))
 
 
 class Sections:

@@ -53,9 +53,9 @@ def run(
 
     `method` is a name (`"fedprox"`, `"fedprox:mu=0.1"`), a `Method`, or a class of options of your
     own (default: FedAvg, or that of the run to resume or fork); `data` a name, a path, arrays
-    `(x, y)` or `(x, y, x_test, y_test)`; `model` a name or a factory `(shape, classes) -> nn.Module`;
-    `partition` a recipe, the client of every row or the rows of every client; all other settings
-    are those of `fedloom.Config`.
+    `(x, y)` or `(x, y, x_test, y_test)`; `model` a name or a factory
+    `(shape, classes) -> nn.Module`; `partition` a recipe, the client of every row or the rows of
+    every client; all other settings are those of `fedloom.Config`.
     The run is written to `out` (default: a new directory under `runs/`); with `resume` it goes on
     from its last whole round, as the same experiment. `fork` (a run's directory, or
     `"DIRECTORY@ROUND"`) starts a new run from the checkpoint of another, with its settings and

@@ -37,7 +37,7 @@ class Attack:
         try:
             made = Attack(kind, float(number) if colon else 1.0, float(share))
         except ValueError:
-            made = Attack("")
+            made = Attack(share=0.0)
         needs_number = (kind == "scale") == bool(colon) or kind == "noise"
         fits = kind in ("none", "scale", "nan", "noise") and needs_number and word == "share"
         if not (fits and math.isfinite(made.factor) and 0 < made.share <= 1):

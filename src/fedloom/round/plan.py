@@ -140,8 +140,8 @@ class Manifest:
 
 def _leaves(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
     if len(plan.columns):
-        carries = "gradients of" if method.local.hands_back == "gradients" else ""
-        what = f"{carries} {_part(method.mix.part)} of the model".strip()
+        carries = "gradients of " if method.local.hands_back == "gradients" else ""
+        what = carries + _part(method.mix.part)
         if type(method.select).__name__ != "Whole":
             what += ", as far as its capacity lets it train it"
         yield Line("model", what, len(plan.columns))
@@ -160,7 +160,7 @@ def _leaves(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
 
 def _told(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
     if len(plan.columns):
-        yield Line("model", f"{_part(method.mix.part)} of the model", len(plan.columns))
+        yield Line("model", _part(method.mix.part), len(plan.columns))
     for name in plan.told:
         yield Line(name, _kind(method.local.told[name]), _size(method.local.told[name], sizes))
     if "public" in method.local.needs:
@@ -171,17 +171,19 @@ def _stays(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
     yield Line("data", "all of its samples")
     if len(plan.private):
         whole = plan.private.everything
-        part = "a model of its own" if whole else f"{_part(f'not {method.mix.part}')} of the model"
+        part = "a model of its own" if whole else _part(f"not {method.mix.part}")
         yield Line("private part", part, len(plan.private))
     for name in plan.keeps:
         section = plan.sections[name]
         what = "a second model, trained beside the shared one" if name == OWN else "client state"
         yield Line(name, what, section.stop - section.start)
+    if not method.topology.server:
+        yield from (Line(name, "what it remembers of others") for name in method.mix.memory)
 
 
 def _server(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
     if len(plan.columns) and method.mix.home == "server":
-        yield Line("model", f"{_part(method.mix.part)} of the model", len(plan.columns))
+        yield Line("model", _part(method.mix.part), len(plan.columns))
     for name, kind in method.mix.keeps.items():
         yield Line(name, _kind(kind), _size(kind, sizes))
     if "last" in method.select.needs:
@@ -191,11 +193,11 @@ def _server(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
 
 
 def _part(part: str) -> str:
-    if part == "all":
-        return "all"
     while part.startswith("not not "):
         part = part[8:]
-    return f"all but {part[4:]}" if part.startswith("not ") else part
+    if part in ("all", "not none"):
+        return "the whole model"
+    return f"the model without {part[4:]}" if part.startswith("not ") else f"{part} of the model"
 
 
 def _kind(kind: Kind) -> str:

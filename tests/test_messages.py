@@ -1,0 +1,358 @@
+"""What crosses the line: who may see what, how it is written, and what is let in."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import fedloom
+from fedloom.errors import FedloomError
+from fedloom.kinds import Array, Scalar, Weights
+from fedloom.local import SGD, Back, LocalRule
+from fedloom.method import Method
+from fedloom.mix import Average, Mixed
+from fedloom.round.attack import Attack
+from fedloom.round.encode import encoding
+
+HIDDEN = {"model_options": {"hidden": [16]}}
+HEAD, BODY = 16 * 10 + 10, 64 * 16 + 16
+
+
+# -- what a mix can see ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spy(Average):
+    """Averages the body, and tries to get at something on the way."""
+
+    tries: object = None
+
+    def combine(self, g):
+        self.tries(g)
+        return super().combine(g)
+
+
+def spied(quick, tries, **parts):
+    return quick(Method(mix=Spy("body", tries), **parts), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("tries", "told"),
+    [
+        (lambda g: g.layout.columns("head"), "'out.weight' stays with the clients"),
+        (lambda g: g.layout.columns("out"), "'out.weight' stays with the clients"),
+        (lambda g: g.sent["head"], "add it to `takes`"),
+        (lambda g: g.state["velocity"], "add it to `keeps`"),
+        (lambda g: g.memory["last"], "add it to `memory`"),
+        (lambda g: g.classes, "add it to `needs`"),
+        (lambda g: g.class_of, "add it to `needs`"),
+        (lambda g: g.public, "add it to `needs`"),
+        (lambda g: g.networks, "add it to `needs`"),
+        (lambda g: g.accuracy, "add it to `needs`"),
+        (lambda g: g.facts["capacity"], "add it to `needs`"),
+    ],
+)
+def test_what_a_mix_does_not_declare_is_refused_in_a_sentence(quick, tries, told):
+    with pytest.raises(FedloomError, match=told) as found:
+        spied(quick, tries)
+    assert "Spy" in str(found.value) or "stays with the clients" in str(found.value)
+
+
+def test_private_columns_are_nowhere_in_what_a_mix_gets(quick):
+    """Not in the rows, nor in the memory that they are views of, nor in anything else."""
+    seen = []
+
+    def look(g):
+        seen.append(g)
+
+    result = spied(quick, look)
+    (g,) = seen
+    heads = result.store.checkpoint()[0]["kept/rows"]
+    assert heads.shape == (3, HEAD)
+    assert g.rows.shape == (3, BODY)
+    assert g.rows._base is None
+    assert g.rows.untyped_storage().nbytes() == 3 * BODY * 4
+    assert g.shared.shape == (BODY,)
+    assert g.layout.size == BODY
+    private = set(heads.flatten().tolist())
+    for value in vars(g).values():
+        if isinstance(value, torch.Tensor | np.ndarray):
+            assert not private & set(np.asarray(value, dtype=np.float64).flatten().tolist()) - {0.0}
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda g: Mixed(shared=torch.zeros(BODY + HEAD)), "the columns that were sent"),
+        (lambda g: Mixed(state={"v": torch.zeros(1)}), "keeps 'v' without declaring it"),
+        (lambda g: Mixed(memory={"v": {}}), "keeps 'v' without declaring it"),
+        (lambda g: Mixed(shared=g.shared * torch.nan), "made NaN or infinite values"),
+        (lambda g: Mixed(clients=g.clients, rows=torch.zeros(3, 5)), "the columns that were sent"),
+    ],
+)
+def test_what_a_mix_returns_is_checked_in_one_place(quick, made, told):
+    class Wrong(Average):
+        def combine(self, g):
+            return made(g)
+
+    with pytest.raises(FedloomError, match=told):
+        quick(Method(mix=Wrong("body")), rounds=1)
+
+
+# -- what a rule declares -------------------------------------------------------------------------
+
+
+class Counting(LocalRule):
+    """Keeps how often it was asked, is told a number and sends one."""
+
+    told: ClassVar = {"n": Scalar(2.0)}
+    keeps: ClassVar = {"times": Scalar(), "classes": Array(dims=("classes",))}
+    sends: ClassVar = {"sum": Scalar()}
+
+    def finish(self, me, row, grad):
+        times = me.kept["times"] + 1
+        kept = {"times": times, "classes": me.kept["classes"] + torch.arange(10.0)}
+        return Back(row, keeps=kept, sends={"sum": times * me.told["n"]})
+
+
+class Adding(Average):
+    keeps: ClassVar = {"n": Scalar(2.0)}
+    takes: ClassVar = frozenset({"sum"})
+
+    def combine(self, g):
+        return Mixed(shared=super().combine(g).shared, state={"n": g.sent["sum"].sum()})
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes", "stacked"])
+def test_named_values_go_round_on_every_engine(quick, engine):
+    """Three of three clients, each told n: it is 2, then 3·1·2 = 6, then 3·2·6 = 36."""
+    result = quick(Method(local=Counting(), mix=Adding()), clients=3, participation=1.0, rounds=2,
+                   engine=engine, workers=2)  # fmt: skip
+    state = result.store.checkpoint()[0]
+    assert state["server/n"].item() == 36
+    assert state["kept/rows"].tolist() == [[2, *(2.0 * i for i in range(10))]] * 3
+    plain = quick("fedavg", clients=3, participation=1.0, rounds=2, engine=engine, workers=2)
+    assert torch.equal(state["shared"], plain.store.checkpoint()[0]["shared"])
+    # one number more, each way, and nothing of what is kept
+    extra = result.summary["bytes_up"] - plain.summary["bytes_up"]
+    assert extra == result.summary["bytes_down"] - plain.summary["bytes_down"] == 3 * 2 * 4
+    assert result.model() is not None  # state that is no model makes nothing personal
+
+
+def test_declared_state_survives_a_resume_to_the_bit(quick):
+    toy = Method(local=Counting(), mix=Adding())
+    whole = quick(toy, rounds=4)
+    quick(toy, rounds=2, out="half")
+    half = quick(toy, rounds=4, out="half", resume=True)
+    for name, value in whole.store.checkpoint()[0].items():
+        assert torch.equal(value, half.store.checkpoint()[0][name])
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"local": Counting()}, "is told 'n', which nobody keeps"),
+        ({"mix": Adding()}, "combines 'sum', which SGD does not send"),
+        ({"local": type("Wants", (SGD,), {"needs": frozenset({"mood"})})()}, "Unknown fact"),
+        ({"local": type("Wants", (SGD,), {"needs": frozenset({"last"})})()}, "not there for local"),
+    ],
+)
+def test_words_that_do_not_fit_are_refused_before_anything_runs(parts, told):
+    with pytest.raises(FedloomError, match=told):
+        Method(**parts)
+
+
+@pytest.mark.parametrize(
+    ("back", "told"),
+    [
+        (lambda row: Back(row), "declares that it sends 'v' and did not hand it back"),
+        (lambda row: Back(row, sends={"v": row[:3]}), "shape .3,.*declared as .1210,"),
+        (lambda row: Back(row[:5], sends={"v": row[:1210]}), "handed back a model of 5 values"),
+        (
+            lambda row: Back(row, sends={"v": row[:1210], "w": row}),
+            "sends 'w' without declaring it",
+        ),
+    ],
+)
+def test_what_a_rule_hands_back_is_checked_and_the_client_named(quick, back, told):
+    class Sloppy(SGD):
+        sends: ClassVar = {"v": Weights()}
+
+        def finish(self, me, row, grad):
+            return back(row)
+
+    class Takes(Average):
+        takes: ClassVar = frozenset({"v"})
+
+    with pytest.raises(FedloomError, match=told) as found:
+        quick(Method(local=Sloppy(), mix=Takes()), rounds=1, **HIDDEN)
+    assert "client" in str(found.value)
+
+
+def test_a_declaration_runs_as_it_is(quick, row):
+    assert torch.equal(row(quick(fedloom.Method(local=SGD(), mix=Average()))), row(quick("fedavg")))
+
+
+# -- how messages are written ---------------------------------------------------------------------
+
+
+def test_encodings_cost_what_their_arrays_take():
+    values = torch.linspace(-1, 1, 1000)
+    sizes = {name: encoding(name).through(values)[1] for name in ("fp32", "fp16", "int8")}
+    assert sizes == {"fp32": 4000, "fp16": 2000, "int8": 1000 + 4 * 4}
+    assert encoding("topk:0.01").through(values)[1] == 10 * 8
+
+
+@pytest.mark.parametrize(("name", "error"), [("fp32", 0), ("fp16", 1e-3), ("int8", 1 / 127)])
+def test_encodings_lose_as_little_as_they_promise(name, error):
+    values = torch.randn(700)
+    arrived, _ = encoding(name).through(values)
+    assert (arrived - values).abs().max() <= error * values.abs().max()
+    assert torch.equal(encoding(name).through(torch.zeros(5))[0], torch.zeros(5))
+
+
+@pytest.mark.parametrize("spec", ["fp8", "topk", "topk:0", "topk:2", "topk:x", "int8:3", ""])
+def test_wrong_encodings_are_refused(quick, spec):
+    with pytest.raises(FedloomError, match="not an encoding"):
+        quick(encode=spec)
+
+
+def test_what_topk_leaves_out_is_sent_later(quick):
+    """With a rate of zero from round 2 on, the rest of round 1 arrives bit by bit."""
+    settings = {"clients": 1, "participation": 1.0, "lr_schedule": "step:1,1e-20"}
+    wanted = quick(rounds=1, **settings).store.checkpoint()[0]["shared"]
+    start = quick(rounds=1, clients=1, participation=1.0, lr=1e-30).store.checkpoint()[0]["shared"]
+    far = []
+    for rounds in (1, 4, 8):
+        result = quick(rounds=rounds, encode="topk:0.125", **settings)
+        state = result.store.checkpoint()[0]
+        far.append(float((state["shared"] - wanted).norm()))
+        assert "lost/rows" in state
+    assert 0.9 * float((start - wanted).norm()) > far[0] > far[1] > far[2]
+    assert far[2] < 1e-4
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "scaffold", "heterofl", "fedsgd"])
+@pytest.mark.parametrize("encode", ["fp16", "int8", "topk:0.2"])
+def test_any_method_can_be_compressed(quick, method, encode):
+    settings = {"rounds": 6, "clients": 4, "participation": 1.0}
+    if method == "heterofl":
+        settings["capacities"] = "1:0.5,0.5:0.5"
+    plain = quick(method, **settings)
+    small = quick(method, encode=encode, **settings)
+    beside = 2 if method == "scaffold" and encode.startswith("topk") else 1
+    assert small.summary["bytes_up"] < plain.summary["bytes_up"] * (0.52 if beside == 1 else 0.75)
+    a, b = (r.rounds["train_loss"].iloc[-1] for r in (plain, small))
+    assert b < plain.rounds["train_loss"].iloc[0]
+    assert abs(a - b) < 0.35
+
+
+def test_a_compressed_run_resumes_to_the_bit(quick):
+    whole = quick(encode="topk:0.1", rounds=4)
+    quick(encode="topk:0.1", rounds=2, out="half")
+    half = quick(encode="topk:0.1", rounds=4, out="half", resume=True)
+    for name, value in whole.store.checkpoint()[0].items():
+        assert torch.equal(value, half.store.checkpoint()[0][name])
+
+
+def test_nodes_have_nothing_to_send_changes_of(quick):
+    with pytest.raises(FedloomError, match="a model of its own"):
+        quick("p2p-fedavg", encode="topk:0.1", participation=1.0)
+    full, half = (quick("p2p-fedavg", encode=e, participation=1.0, topology="ring")
+                  for e in ("fp32", "fp16"))  # fmt: skip
+    assert half.summary["bytes_up"] * 2 == full.summary["bytes_up"]
+
+
+# -- the door -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["norm", "norm:0", "norm:-1", "norm:x", "size:3", "norm:infx"])
+def test_wrong_screens_are_refused(quick, spec):
+    with pytest.raises(FedloomError, match="screen="):
+        quick(screen=spec)
+
+
+@pytest.mark.parametrize("spec", ["scale", "scale:x", "nan:3", "noise,share=2", "noise,who=1", "x"])
+def test_wrong_attacks_are_refused(quick, spec):
+    with pytest.raises(FedloomError, match="not an attack"):
+        quick(attack=spec)
+
+
+def culprit(clients=6, share=0.05, seed=0):
+    (bad,) = Attack(share=share).bad(clients, seed)
+    return int(bad)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedswap", "p2p-fedavg"])
+def test_a_message_of_nan_stops_the_run_and_names_the_client(quick, method):
+    more = {"topology": "complete"} if method == "p2p-fedavg" else {}
+    with pytest.raises(FedloomError, match=f"client {culprit()} "):
+        quick(method, attack="nan", participation=1.0, **more)
+
+
+def test_a_huge_value_that_overflows_only_later_is_still_put_down_to_its_sender(quick):
+    """Each value fits a float, but not what a server step makes of it."""
+    with pytest.raises(FedloomError, match=f"from client {culprit()}"):
+        quick("fedavgm:server_lr=1e10", attack="scale:1e30", participation=1.0, rounds=2)
+
+
+def test_a_bounded_norm_stops_the_run_with_the_reason(quick):
+    with pytest.raises(FedloomError, match=rf"client {culprit()} .* times the median"):
+        quick(attack="scale:-20", screen="norm:10x", participation=1.0)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedswap", "p2p-fedavg"])
+@pytest.mark.parametrize("attack", ["scale:-20", "scale:1e6", "nan"])
+def test_skipped_clients_are_recorded_and_do_no_harm(quick, method, attack):
+    settings = {"clients": 10, "participation": 1.0, "rounds": 6, "eval_every": 6, "lr": 0.1}
+    if method == "p2p-fedavg":
+        settings["topology"] = "complete"
+    honest = quick(method, **settings)
+    found = quick(method, attack=attack, screen="norm:10x", on_bad="skip", **settings)
+    bad = str(culprit(10))
+    assert all(list(r["skipped"]) == [bad] for r in found.records if "skipped" in r)
+    assert "skipped" in found.records[0]
+    assert found.summary["micro"] > honest.summary["micro"] - 0.1
+    assert np.isfinite(found.rounds["train_loss"]).all()
+
+
+def test_without_a_screen_one_bad_client_spoils_the_average(quick):
+    settings = {"clients": 10, "participation": 1.0, "rounds": 6, "eval_every": 6, "lr": 0.1}
+    honest = quick(**settings)
+    spoilt = quick(attack="scale:-20", **settings)
+    assert spoilt.summary["micro"] < honest.summary["micro"] - 0.2
+
+
+def test_a_screen_lets_everybody_in_who_is_as_usual(quick, row):
+    assert torch.equal(row(quick(screen="norm:10x")), row(quick()))
+
+
+# -- the manifest ---------------------------------------------------------------------------------
+
+
+def test_the_manifest_in_the_folder_counts_the_bytes_of_the_messages(quick):
+    result = quick("scaffold", rounds=1)
+    manifest = yaml.safe_load((result.path / "manifest.yaml").read_text())
+    leaves = manifest["leaves a client, each round"]
+    assert [line["name"] for line in leaves] == ["model", "dc", "samples, steps"]
+    assert sum(line.get("bytes", 0) for line in leaves) * 3 == result.summary["bytes_up"]
+    told = manifest["a client is told, each round"]
+    assert sum(line.get("bytes", 0) for line in told) * 3 == result.summary["bytes_down"]
+    kept = {line["name"]: line for line in manifest["stays with a client"]}
+    assert kept["ci"]["bytes"] == 4 * (BODY + HEAD)
+
+
+def test_the_manifest_says_when_private_parts_leave_for_newcomers():
+    from fedloom.experiment.blueprint import manifest
+    from fedloom.methods.registry import find
+
+    leaves = {
+        name: [line.name for line in manifest(find(name), {}, "mlp", (1, 8, 8), 10).leaves]
+        for name in ("fedper", "fedavg", "fedmeta-per-maml", "ditto")
+    }
+    assert "private part" in leaves["fedper"]
+    assert "private part" in leaves["fedmeta-per-maml"]
+    assert "private part" not in leaves["fedavg"] + leaves["ditto"]
