@@ -546,9 +546,9 @@ def test_distillation_at_a_temperature_is_scaled_by_its_square():
     kl = 3 / 4 * np.log(3 / 4 * 3 / 2) + 1 / 4 * np.log(1 / 4 * 3)
     rule = OrderedDropout(distil=1.0, temperature=2.0)
     loss = float(rule.objective(Logits(wide, narrow), {}, data))
-    assert loss == pytest.approx(-np.log(0.9) + 4 * kl)
+    assert loss == pytest.approx(-np.log(0.9) + 4 * kl, rel=1e-4)
     counted = Batch(torch.zeros(1), torch.tensor([0]), weight=torch.ones(1))
-    assert float(divergence(wide, narrow, counted, 2.0)) == pytest.approx(4 * kl)
+    assert float(divergence(wide, narrow, counted, 2.0)) == pytest.approx(4 * kl, rel=1e-4)
 
 
 def test_fjord_draws_widths_up_to_its_own():
