@@ -775,7 +775,8 @@ def test_at_capacity_one_every_width_method_is_fedavg_to_the_bit(quick, row, nam
 
 @pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord", "depthfl"])
 def test_all_engines_give_the_same(quick, row, name):
-    settings = {"rounds": 3, "capacities": "1,0.5,0.25", "mask": "inf", "participation": 0.5,
+    """Few steps: over many, a rounding that falls on the other side of a ReLU grows a thousandfold."""
+    settings = {"rounds": 3, "steps": 4, "capacities": "1,0.5,0.25", "mask": "inf", "participation": 0.5,
                 "model": "conv4", "clients": 8, "momentum": 0.9, "by_class": True,
                 "model_options": {"channels": [4, 4, 8, 8], "norm": "static"}}  # fmt: skip
     if name.startswith("fedgse"):
@@ -784,7 +785,7 @@ def test_all_engines_give_the_same(quick, row, name):
     pool = quick(name, engine="processes", workers=2, **settings)
     assert torch.equal(row(serial), row(pool))
     stacked = quick(name, engine="stacked", workers=1, **settings)
-    torch.testing.assert_close(row(stacked), row(serial), atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(row(stacked), row(serial), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord", "depthfl"])
