@@ -128,6 +128,11 @@ def test_a_channel_that_is_cut_to_the_wrong_place_is_noticed(monkeypatch):
         verify(channels, SHAPE)
 
 
+def test_group_norm_chooses_the_same_channels_of_every_group():
+    channels = tried(net(between=nn.GroupNorm(2, 8)))
+    assert [(g.name, g.size) for g in channels.groups] == [("stem", 4), ("last", 8)]
+
+
 def test_models_stay_as_they_were():
     module = net()
     before = {name: t.clone() for name, t in module.state_dict().items()}

@@ -196,6 +196,23 @@ def test_batch_norm_between_linear_layers_stacks(quick, tracked):
     assert torch.allclose(states(serial)["shared"], states(stacked)["shared"], atol=1e-5)
 
 
+def test_one_model_is_scored_without_a_stack_by_any_number_of_workers(quick, row):
+    """A GRU can be trained in a stack, but not scored in one."""
+
+    class Recurrent(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.gru, self.out = nn.GRU(8, 4, batch_first=True), nn.Linear(4, classes)
+
+        def forward(self, x):
+            return self.out(self.gru(x[:, 0])[0][:, -1])
+
+    more = {"model": lambda shape, classes: Recurrent(classes), "rounds": 1, "engine": "stacked"}
+    one, two = (quick(workers=workers, **more) for workers in (1, 2))
+    assert torch.equal(row(one), row(two))
+    assert one.clients.equals(two.clients)
+
+
 def test_models_that_cannot_be_stacked_are_refused_by_layer(quick):
     def factory(shape, classes):
         drop = nn.Dropout(0.5)

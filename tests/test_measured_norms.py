@@ -8,7 +8,6 @@ from torch import nn
 
 from fedloom.data.public import PublicSet
 from fedloom.engine.batches import Source
-from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.models.norm import has_measured_norm, settle
 from fedloom.select import Ask, ByGradient, Channels, Last, Ordered
@@ -89,11 +88,14 @@ def test_an_image_that_is_left_over_is_measured_with_the_batch_before():
     torch.testing.assert_close(norm.running_mean, x.mean(0))
 
 
-def test_one_image_is_no_sample_to_measure_on(quick):
-    with pytest.raises(FedloomError, match="can't be measured on one image"):
-        settle(nn.BatchNorm1d(3), [images(1, (3,))], every=True)
-    with pytest.raises(FedloomError, match="can't be measured on one image"):
-        quick("feddse", model=WithNorm, capacities="0.5", samples=1, rounds=1)
+def test_one_image_alone_is_measured_as_two_of_it(quick):
+    """A client may have no more, and FedGSE may find no more that is like its data."""
+    (x,), norm = images(1, (3,)), nn.BatchNorm1d(3)
+    settle(norm, [x.unsqueeze(0)], every=True)
+    assert torch.equal(norm.running_mean, x)
+    assert torch.equal(norm.running_var, torch.zeros(3))
+    result = quick("feddse", model=WithNorm, capacities="0.5", samples=1, rounds=1)
+    assert np.isfinite(result.summary["loss"])
 
 
 def test_without_images_the_statistics_stay():

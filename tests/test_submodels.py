@@ -428,9 +428,9 @@ def test_gradients_of_more_samples_than_fit_at_once():
         module.first.bias.zero_()
         module.out.weight.copy_(torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]]))
         module.out.bias.zero_()
-    y = (torch.arange(384) >= 256).long()  # p = ½: −½ for 256 of them, +½ for 128
-    (found,) = gradients(module, Channels.of(module, SHAPE), Batch(torch.rand(384, *SHAPE), y))
-    np.testing.assert_allclose(found, np.array([1, 2, 3, 4]) * 128 / 2 / 384, rtol=1e-5)
+    y = (torch.arange(300) >= 256).long()  # p = ½: −½ for 256 of them, +½ for 44
+    (found,) = gradients(module, Channels.of(module, SHAPE), Batch(torch.rand(300, *SHAPE), y))
+    np.testing.assert_allclose(found, np.array([1, 2, 3, 4]) * (256 - 44) / 2 / 300, rtol=1e-5)
 
 
 def test_public_samples_beyond_the_first_256_are_labelled_too():
@@ -542,15 +542,15 @@ def test_the_widest_net_is_taught_by_labels_only():
 
 
 def test_distillation_at_a_temperature_is_scaled_by_its_square():
-    """Logits halved: (3, 1) becomes (√3, 1); without T² soft targets would count for less."""
-    wide, narrow = torch.log(torch.tensor([[9.0, 1.0]])), torch.log(torch.tensor([[1.0, 1.0]]))
+    """Logits halved: odds of 9 : 1 become 3 : 1, of 4 : 1 become 2 : 1."""
+    wide, narrow = torch.log(torch.tensor([[9.0, 1.0]])), torch.log(torch.tensor([[4.0, 1.0]]))
     data = {"train": Batch(torch.zeros(1), torch.tensor([0]))}
-    kl = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)  # √9 : √1 = 3 : 1
+    kl = 3 / 4 * np.log(3 / 4 * 3 / 2) + 1 / 4 * np.log(1 / 4 * 3)
     rule = OrderedDropout(distil=1.0, temperature=2.0)
     loss = float(rule.objective(Logits(wide, narrow), {}, data))
-    assert loss == pytest.approx(-np.log(0.9) + 4 * kl)
+    assert loss == pytest.approx(-np.log(0.9) + 4 * kl, rel=1e-4)
     counted = Batch(torch.zeros(1), torch.tensor([0]), weight=torch.ones(1))
-    assert float(divergence(wide, narrow, counted, 2.0)) == pytest.approx(4 * kl)
+    assert float(divergence(wide, narrow, counted, 2.0)) == pytest.approx(4 * kl, rel=1e-4)
 
 
 def test_fjord_draws_widths_up_to_its_own():
@@ -640,7 +640,7 @@ def test_depth_goes_by_what_a_client_can_pay():
     sizes = [sum(p.numel() for p in module.prefix(d).parameters()) for d in range(1, 5)]
     assert [Prefix().depth(module, r) for r in (1, 0.5, 0.25, 0.125)] == [4, 3, 2, 1]
     assert sizes[2] <= 0.25 * sizes[3] < sizes[3]
-    assert [Prefix("blocks").depth(module, r) for r in (1, 0.5, 0.25, 0.1)] == [4, 2, 1, 1]
+    assert [Prefix("blocks").depth(module, r) for r in (1, 0.5, 0.3, 0.25, 0.1)] == [4, 2, 2, 1, 1]
 
 
 def test_classifiers_that_nobody_trains_have_no_say(quick):
@@ -777,8 +777,10 @@ def test_at_capacity_one_every_width_method_is_fedavg_to_the_bit(quick, row, nam
 
 @pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord", "depthfl"])
 def test_all_engines_give_the_same(quick, row, name):
-    settings = {"rounds": 3, "capacities": "1,0.5,0.25", "mask": "inf", "participation": 0.5,
-                "model": "conv4", "clients": 8, "momentum": 0.9, "by_class": True,
+    """Few steps: over many, a rounding on the other side of a ReLU grows a thousandfold."""
+    settings = {"rounds": 3, "steps": 4, "capacities": "1,0.5,0.25", "mask": "inf",
+                "participation": 0.5, "model": "conv4", "clients": 8, "momentum": 0.9,
+                "by_class": True,
                 "model_options": {"channels": [4, 4, 8, 8], "norm": "static"}}  # fmt: skip
     if name.startswith("fedgse"):
         settings["public"] = "share:0.1"
@@ -786,7 +788,7 @@ def test_all_engines_give_the_same(quick, row, name):
     pool = quick(name, engine="processes", workers=2, **settings)
     assert torch.equal(row(serial), row(pool))
     stacked = quick(name, engine="stacked", workers=1, **settings)
-    torch.testing.assert_close(row(stacked), row(serial), atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(row(stacked), row(serial), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord", "depthfl"])

@@ -224,7 +224,13 @@ Resume = Annotated[
         "may change, and how it is scored. For other changes see --fork.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Replace what is in --out; it is kept until the new run has a checkpoint.",
+    ),
+]
 Plot = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--plot", metavar="FILE.png", help="Save a picture.", callback=_picture),

@@ -232,8 +232,9 @@ def _start(ray: Any, address: str | None, workers: int) -> None:
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=10).close()  # Ray waits for minutes
         if address is None:
-            ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False,
-                     logging_level="error")  # fmt: skip
+            # Its own, even if somebody else's is running on this machine.
+            ray.init(address="local", num_cpus=workers, include_dashboard=False,
+                     log_to_driver=False, logging_level="error")  # fmt: skip
         else:
             ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, RuntimeError, ValueError) as e:

@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import FedloomError, unknown
+from fedloom.errors import unknown
 
 NORMS = ("batch", "static", "group", "none")
 
@@ -121,18 +121,9 @@ def settle(module: nn.Module, batches: Iterable[Tensor], every: bool = False) ->
     first = next(images, None)
     if first is None:
         return module
-    try:
-        with measuring(module, every), torch.no_grad():
-            for x in chain([first], images):
-                module(x)
-    except ValueError as e:
-        if "more than 1 value per channel" not in str(e):
-            raise
-        raise FedloomError(
-            "The statistics of batch norm can't be measured on one image. Give clients (and "
-            "selectors that look at some of their data) more samples, or use another norm (--set "
-            "model_options.norm=group)."
-        ) from None
+    with measuring(module, every), torch.no_grad():
+        for x in chain([first], images):
+            module(x)
     return module
 
 
