@@ -153,7 +153,7 @@ def test_the_hand_written_mlp_is_vmap_and_autograd(quick, hidden, augment):
         """Hides the plain objective, so that `vmap` has to do it."""
 
         def objective(self, net, params, data, me):
-            return super().objective(net, params, data)
+            return super().objective(net, params, data, me)
 
     more = {"model_options": {"hidden": hidden}, "partition": "quantity:zipf", "augment": augment}
     serial = quick(**more)

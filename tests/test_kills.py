@@ -18,6 +18,7 @@ import torch
 import fedloom
 from fedloom.errors import FedloomError
 from fedloom.experiment import api
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.identity import settings_of
 from fedloom.experiment.runner import Runner
 from fedloom.experiment.store import RunStore
@@ -44,7 +45,7 @@ class MadeUp(SimpleNamespace):
 def prepared(config, method, **given):
     return MadeUp(
         config=config, state=State(config.seed), about={"settings": settings_of(config)},
-        engine=SimpleNamespace(close=lambda: None), device=torch.device("cpu"),
+        engine=SimpleNamespace(close=lambda: None), device=torch.device("cpu"), manifest={},
     )  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def hollow(in_tmp, monkeypatch):
     """`hollow("here", seed=2)`: a run of two rounds that trains nothing."""
     monkeypatch.setattr(api, "prepare", prepared)
     monkeypatch.setattr(Runner, "round", made_up_round)
-    monkeypatch.setattr(Runner, "score", made_up_score)
+    monkeypatch.setattr(Evaluation, "score", made_up_score)
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # which takes most of the time
 
     def run(out, **settings):

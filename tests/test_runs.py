@@ -65,7 +65,7 @@ def test_what_a_run_leaves_behind(quick):
     assert names == [
         ".lock", "checkpoints", "checkpoints/round-000003.safetensors",
         "checkpoints/round-000004.safetensors", "clients",
-        "clients.parquet", "config.yaml", "rounds.jsonl",
+        "clients.parquet", "config.yaml", "manifest.yaml", "rounds.jsonl",
     ]  # fmt: skip
     lines = [json.loads(line) for line in (result.path / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4]

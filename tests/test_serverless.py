@@ -227,11 +227,19 @@ def test_a_lost_message_is_paid_for_and_never_arrives():
     assert mixed.traffic.down.tolist() == [0, 8]
 
 
-def test_private_columns_stay_and_cost_nothing():
+def shared_part(g, part):
+    """A gathering in which nodes share only this part."""
+    columns = LAYOUT.columns(part)
+    taken = {"rows": columns.take(g.rows), "shared": columns.take(g.shared)}
+    return replace(g, layout=LAYOUT.part(columns), **taken)
+
+
+def test_private_columns_cost_nothing():
     rows = models(3)
-    mixed = PeerAverage("weight").combine(gathering(rows, [[0, 1], [1, 2]]))
-    assert torch.equal(mixed.rows[:, 6:], rows[:, 6:])
-    assert torch.allclose(mixed.rows[1, :6], rows[:, :6].mean(0))
+    g = shared_part(gathering(rows, [[0, 1], [1, 2]]), "weight")
+    mixed = PeerAverage("weight").combine(g)
+    assert mixed.rows.shape == (3, 6)
+    assert torch.allclose(mixed.rows[1], rows[:, :6].mean(0))
     assert mixed.traffic.up.tolist() == [6, 12, 6]
 
 
@@ -605,8 +613,8 @@ def test_layers_bound_what_is_compared():
         for x in g
     ]
     assert np.array_equal(*dots)
-    with pytest.raises(FedloomError, match="keep that part to themselves"):
-        DominatingSet(part="weight", layers="bias").combine(g[0])
+    with pytest.raises(FedloomError, match="'bias' stays with the clients"):
+        DominatingSet(part="weight", layers="bias").combine(shared_part(g[0], "weight"))
 
 
 def run_known(mix, rounds):

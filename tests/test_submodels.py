@@ -513,7 +513,7 @@ def test_masked_cross_entropy_on_hand_made_logits():
     data = {"train": Batch(torch.zeros(1), y, held=held)}
 
     def loss(mask):
-        return float(MaskedSGD(mask).objective(Logits(logits), {}, data))
+        return float(MaskedSGD(mask).objective(Logits(logits), {}, data, None))
 
     assert loss("none") == pytest.approx(-np.log(2 / 8))
     assert loss("inf") == pytest.approx(-np.log(2 / 3))
@@ -524,17 +524,19 @@ def test_fjords_loss_on_hand_made_logits():
     wide, narrow = torch.log(torch.tensor([[3.0, 1.0]])), torch.log(torch.tensor([[1.0, 1.0]]))
     data = {"train": Batch(torch.zeros(1), torch.tensor([0]))}
     rule = OrderedDropout(distil=0.25)
-    alone = float(rule.objective(Logits(wide), {}, data))
+    alone = float(rule.objective(Logits(wide), {}, data, None))
     assert alone == pytest.approx(-np.log(0.75))
     kl = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)
     expected = -np.log(0.75) + 0.75 * -np.log(0.5) + 0.25 * kl
-    assert float(rule.objective(Logits(wide, narrow), {}, data)) == pytest.approx(expected)
+    assert float(rule.objective(Logits(wide, narrow), {}, data, None)) == pytest.approx(expected)
 
 
 def test_the_widest_net_is_taught_by_labels_only():
     wide, narrow = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
     batch = Batch(torch.zeros(4), torch.tensor([0, 1, 2, 0]))
-    OrderedDropout(distil=1.0).objective(Logits(wide, narrow), {}, {"train": batch}).backward()
+    OrderedDropout(distil=1.0).objective(
+        Logits(wide, narrow), {}, {"train": batch}, None
+    ).backward()
     (alone,) = torch.autograd.grad(F.cross_entropy(wide, batch.y), wide)
     assert torch.allclose(wide.grad, alone)
     # The narrow one from the widest, whose mean over the batch it moves towards.
@@ -547,7 +549,7 @@ def test_distillation_at_a_temperature_is_scaled_by_its_square():
     data = {"train": Batch(torch.zeros(1), torch.tensor([0]))}
     kl = 3 / 4 * np.log(3 / 4 * 3 / 2) + 1 / 4 * np.log(1 / 4 * 3)
     rule = OrderedDropout(distil=1.0, temperature=2.0)
-    loss = float(rule.objective(Logits(wide, narrow), {}, data))
+    loss = float(rule.objective(Logits(wide, narrow), {}, data, None))
     assert loss == pytest.approx(-np.log(0.9) + 4 * kl, rel=1e-4)
     counted = Batch(torch.zeros(1), torch.tensor([0]), weight=torch.ones(1))
     assert float(divergence(wide, narrow, counted, 2.0)) == pytest.approx(4 * kl, rel=1e-4)
@@ -585,9 +587,9 @@ def test_depthfls_loss_on_hand_made_logits():
     kl = sum((p[j] * np.log(p[j] / p[i])).sum() for i in range(3) for j in range(3) if i != j)
     rule = SelfDistillation(weight=2.0, ramp=300)
     for t, share in ((30, 0.1), (300, 1.0), (800, 1.0)):
-        loss = float(rule.at(t).objective(Logits(exits), {}, data))
+        loss = float(rule.at(t).objective(Logits(exits), {}, data, None))
         assert loss == pytest.approx(ce + 2 * share / 2 * kl, rel=1e-5)
-    one = rule.at(300).objective(Logits(exits[:1]), {}, data)
+    one = rule.at(300).objective(Logits(exits[:1]), {}, data, None)
     assert float(one) == pytest.approx(-np.log(0.75))
 
 
@@ -596,7 +598,7 @@ def test_exits_teach_without_learning_from_their_pupils():
     p = torch.tensor([[[0.75, 0.25]], [[0.5, 0.5]], [[0.1, 0.9]]])
     exits = p.log().requires_grad_()
     data = {"train": Batch(torch.zeros(1), torch.tensor([0]))}
-    SelfDistillation(weight=3.0, ramp=0).at(1).objective(Logits(exits), {}, data).backward()
+    SelfDistillation(weight=3.0, ramp=0).at(1).objective(Logits(exits), {}, data, None).backward()
     pulls = 3 * p - p.sum(0)
     expected = p - torch.tensor([1.0, 0.0]) + 3.0 / 2 * pulls
     torch.testing.assert_close(exits.grad, expected)
@@ -932,7 +934,7 @@ def test_a_public_set_that_is_too_small_is_told(quick):
 
 def test_a_public_set_needs_a_server_to_hold_it(quick):
     for name in ("fedgse-spl", "fedgse-csl"):
-        with pytest.raises(FedloomError, match=r"ByGradient chooses by a public set.*server"):
+        with pytest.raises(FedloomError, match=r"ByGradient looks at a public set.*server"):
             quick(name, topology="ring", capacities="0.5", public="share:0.1")
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 import fedloom
 from fedloom.data.catalog import load
@@ -32,7 +33,7 @@ def test_a_share_leaves_the_clients_and_says_from_whom():
 def test_images_are_normalised_as_in_training():
     federation = dealt("share:0.3")
     public = public_set("share:0.3", federation)
-    assert public.x.dtype == np.float32
+    assert public.x.dtype == torch.float32
     assert abs(public.x.mean()) < 0.05
     assert abs(public.x.std() - 1) < 0.05
 

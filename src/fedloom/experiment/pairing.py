@@ -43,7 +43,7 @@ def unused(config: Config, method: Method) -> list[str]:
         out.append(ONE_LEARNER)
     if not isinstance(method.select, Whole) and Capacities.parse(config.capacities).whole:
         out.append("all capacities are 1, so every client trains the whole model")
-    if config.public != "none" and not (method.mix.sees_public or method.select.sees_public):
+    if config.public != "none" and not method.needs("public"):
         out.append("makes no use of the public set")
     return out
 

@@ -97,26 +97,28 @@ class Runner:
     def round(self, t: int) -> dict[str, Any]:
         """One round of training; returns its record."""
         started = time.perf_counter()
-        x = self.experiment
+        x, config = self.experiment, self.experiment.config
         opening = self._open(t)
         state, clients = x.state, opening.contacts.participants
         state.kept.forget(opening.contacts.forgotten)
         told = state.post.told(state.server.tell())
         task = Task(x.method.local, x.budget, opening.optimiser, t, x.method.select,
-                    sections=state.plan.sections or None, screened=True)  # fmt: skip
+                    sections=state.plan.sections or None,
+                    screened=config.on_bad == "skip")  # fmt: skip
         done = state.clients.train(task, clients, told, state.server.lasts(clients))
         senders = x.method.mix.senders(t, clients, opening.stream)
         sent = state.clients.message(done, senders)
         measured = time.perf_counter()
         mixed, arrived = self._exchange(opening, task, done, sent, told)
         up, down = self._traffic(mixed, arrived, done, told, senders)
-        seen = max(int(done.trained.samples.sum()), 1)
+        samples = np.where(np.isin(clients, done.failed), 0, done.trained.samples)
+        loss = np.where(samples > 0, done.trained.loss, 0.0)
         ended = time.perf_counter()
         record = {
             "round": t,
             "participants": clients.tolist(),
             "lr": opening.optimiser.lr,
-            "train_loss": float((done.trained.loss * done.trained.samples).sum() / seen),
+            "train_loss": float((loss * samples).sum() / max(int(samples.sum()), 1)),
             "bytes_up": int(up.sum()),
             "bytes_down": int(down.sum()),
             "macs": int(done.trained.macs.sum()),
@@ -159,6 +161,7 @@ class Runner:
             opening = replace(opening, contacts=contacts)
         else:
             arrived = state.post.let_in(arrived, known)
+        arrived = arrived.without(done.failed, drop=not meets)
         self._mind(arrived, task)
         heard = arrived.sent
         own = sent.model if meets else None

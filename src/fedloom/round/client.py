@@ -9,7 +9,7 @@ but `Told`, and what a mix delivers, comes in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from fedloom.method import Method
 from fedloom.population import Population
 from fedloom.round.messages import Sent, Told
 from fedloom.round.plan import OWN, Plan
+from fedloom.round.screen import finite
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Round:
     starts: Tensor
     rows: Tensor
     trained: Trained
+    failed: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # diverged
 
 
 class Clients:
@@ -89,17 +91,16 @@ class Clients:
             models = torch.stack(beside.rows)[:, : self.plan.sections.layout.size]
             self.plan.sections[OWN].view(rows).copy_(models)
             trained = trained.with_more(beside)
+        bad = [i for i, row in enumerate(rows) if not finite(row)]
+        rows[bad], failed = starts[bad], clients[bad]  # they go on from where they were
         if len(self.kept.columns):
-            self._keep(clients, rows)
-        return Round(clients, starts, rows, trained)
+            self._keep(clients, rows, failed)
+        return Round(clients, starts, rows, trained, failed)
 
-    def _keep(self, clients: np.ndarray, rows: Tensor) -> None:
+    def _keep(self, clients: np.ndarray, rows: Tensor, failed: np.ndarray) -> None:
         """What clients keep of their rows; one whose training diverged keeps what it had."""
-        if torch.isfinite(rows.sum()):
-            self.kept.put(clients, rows)
-            return
-        well = [i for i, row in enumerate(rows) if torch.isfinite(row).all()]
-        self.kept.put(clients[well], rows[well])
+        well = ~np.isin(clients, failed)
+        self.kept.put(clients[well], rows if well.all() else rows[torch.from_numpy(well)])
 
     def message(self, done: Round, senders: np.ndarray) -> Sent:
         """What leaves the senders: a copy where it is a part, so that nothing else can be reached
@@ -148,6 +149,7 @@ class Clients:
         return out | {"kept/weights": torch.from_numpy(self.weigh(self.kept.clients))}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self._initial[: self.plan.sections.layout.size] = tensors["shared"]
         if len(self.kept.columns) and "kept/clients" in tensors:
             self.kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
 

@@ -31,6 +31,16 @@ class Arrived:
     bytes: np.ndarray  # by message that was sent
     refused: tuple[Refusal, ...] = ()
 
+    def without(self, failed: np.ndarray, drop: bool) -> Arrived:
+        """The same with those who diverged among the refused; `drop` what they sent."""
+        known = {refusal.client for refusal in self.refused}
+        more = [Refusal(int(c), "its training diverged") for c in failed if int(c) not in known]
+        if not more:
+            return self
+        good = np.flatnonzero(~np.isin(self.sent.clients, failed) | (not drop))
+        refused = sorted([*self.refused, *more], key=lambda refusal: refusal.client)
+        return replace(self, sent=self.sent.only(good), refused=tuple(refused))
+
 
 @dataclass
 class Post:

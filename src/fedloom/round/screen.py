@@ -59,7 +59,7 @@ class Screen:
         wrong = []
         for i, client in enumerate(sent.clients):
             values = (sent.model[i], *(value[i] for value in sent.values.values()))
-            if not all(_finite(value) for value in values):
+            if not all(finite(value) for value in values):
                 wrong.append(Refusal(int(client), "it holds NaN or infinite values"))
         if self.bound is None:
             return wrong
@@ -88,7 +88,9 @@ def refuse_heard(
     A node measures what it hears by how far that is from its own model, relative to the lower
     median of that and of its own change in the round: it can't know what others heard.
     """
-    finite = np.array([_finite(row) for row in sent.model])
+    sound = np.array([finite(row) for row in sent.model])
+    if screen.bound is None and sound.all():
+        return
     place = {int(client): i for i, client in enumerate(sent.clients)}
     for node in np.unique(receiver):
         me = place[int(node)]
@@ -96,7 +98,7 @@ def refuse_heard(
         far = {}
         for k in at:
             i = place[int(sender[k])]
-            if not finite[i]:
+            if not sound[i]:
                 yield int(k), Refusal(int(sender[k]), "it holds NaN or infinite values")
             elif screen.bound is not None:
                 far[int(k)] = float((sent.model[i].double() - own[me].double()).norm())
@@ -111,7 +113,8 @@ def refuse_heard(
                 yield k, Refusal(int(sender[k]), reason)
 
 
-def _finite(values: Tensor) -> bool:
+def finite(values: Tensor) -> bool:
+    """Whether all values are."""
     # The sum tells at once; only where it is not finite must every value be looked at.
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 

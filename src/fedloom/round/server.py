@@ -155,7 +155,8 @@ class Server:
                 f"The checkpoint holds a model of {tensors['shared'].numel():,} values, this "
                 f"config builds one of {self._initial.numel():,}."
             )
-        self.model = self.columns.take(tensors["shared"]).clone()
+        self._initial = tensors["shared"].clone()
+        self.model = self.columns.take(self._initial).clone()
         for name in self.state:
             self.state[name] = tensors[f"server/{name}"].clone()
         memories = self.memories()
