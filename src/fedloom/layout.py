@@ -312,7 +312,14 @@ class Layout:
             last = set(self.layers[-self._head_size(part, count) :])
             return [(e.start, e.stop) for e in self.entries if e.layer in last]
         if part == "norm" and not self._named(part):
-            return [(e.start, e.stop) for e in self.entries if e.layer in self.norms]
+            found = [(e.start, e.stop) for e in self.entries if e.layer in self.norms]
+            if not found:
+                raise FedloomError(
+                    "'norm' names the model's norm layers, and this model has none with weights "
+                    "or statistics. Choose a model with norms (--set model_options.norm=batch), or "
+                    "another part."
+                )
+            return found
         found = self._named(part)
         if not found:
             names = ["all", "none", "body", "head", "head:2", "norm", *self.layers]
