@@ -1,34 +1,91 @@
 """The documentation keeps its promises."""
 
 import re
+import runpy
+import shlex
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 import fedloom
+from fedloom.method import Method
+from fedloom.methods.registry import methods
+from fedloom.select import Ordered
 
 ROOT = Path(__file__).parent.parent
+GUIDE = (ROOT / "docs/writing-a-method.md").read_text()
+NESTEROV, SCAFFOLD = (str(ROOT / f"examples/{name}.py") for name in ("nesterov", "scaffold"))
 
 
-def test_the_worked_example_is_the_file_and_short():
-    text = (ROOT / "docs/writing-a-method.md").read_text()
-    code = (ROOT / "examples/fedavgm.py").read_text()
-    assert re.search(r"```python\n(.*?)```", text, re.S).group(1) == code
-    assert len(code.splitlines()) < 40
+def blocks(page):
+    """The programs on a page: its code blocks that are no sessions."""
+    found = re.findall(r"```python\n(.*?)```", page, re.S)
+    return [code for code in found if not code.startswith(">>>")]
 
 
-def test_the_worked_example_runs_and_has_the_right_limit(quick, row):
-    file = str(ROOT / "examples/fedavgm.py")
-    assert torch.allclose(row(quick(file, beta=0.0)), row(quick("fedavg")), atol=1e-7)
-    assert not torch.allclose(row(quick(file, beta=0.9)), row(quick("fedavg")), atol=1e-3)
+def commands(page):
+    return [shlex.split(line)[1:] for line in re.findall(r"^    (fedloom .*)$", page, re.M)]
 
 
-def test_the_worked_example_leaves_batch_statistics_alone(quick, tmp_path):
+def method_in(file):
+    """The declaration of the one method that a file defines."""
+    made = runpy.run_path(file).values()
+    (cls,) = (c for c in made if isinstance(c, type) and issubclass(c, fedloom.MethodOptions))
+    return cls().build()
+
+
+def test_the_first_two_programs_are_the_examples_and_short():
+    first, second, *_ = blocks(GUIDE)
+    assert first == Path(NESTEROV).read_text()
+    assert second == Path(SCAFFOLD).read_text()
+    assert len(first.splitlines()) < 40
+    assert len(second.splitlines()) < 55
+
+
+def test_every_command_of_the_guide_works_as_printed(in_tmp, monkeypatch, capsys):
+    from fedloom.cli import main
+
+    shutil.copytree(ROOT / "examples", "examples")
+    *_, model, data = blocks(GUIDE)
+    Path("mymodel.py").write_text(model)
+    exec(data, {})
+    done = commands(GUIDE)
+    assert len(done) > 8
+    for words in done:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *words])
+        try:
+            main()
+            code = 0
+        except SystemExit as e:
+            code = e.code
+        assert not code, (words, capsys.readouterr().err)
+    assert len(fedloom.load("runs/scaffold").rounds) == 20
+    attacked = fedloom.load("runs/attacked")
+    assert any("skipped" in record for record in attacked.records)
+
+
+def test_the_first_example_runs_and_has_the_right_limit(quick, row):
+    assert torch.equal(row(quick(NESTEROV, beta=0.0)), row(quick("fedavg")))
+    assert not torch.allclose(row(quick(NESTEROV, beta=0.9)), row(quick("fedavg")), atol=1e-3)
+
+
+def test_the_first_example_by_hand(quick, row):
+    """One client: Δ is its change, and the first step goes (1 + β) times as far."""
+    alone = {"clients": 1, "participation": 1.0, "rounds": 1}
+    start = row(quick(lr=1e-30, **alone))
+    change = row(quick(**alone)) - start
+    moved = row(quick(NESTEROV, beta=0.5, **alone)) - start
+    torch.testing.assert_close(moved, 1.5 * change, atol=1e-6, rtol=1e-4)
+
+
+def test_the_first_example_leaves_batch_statistics_alone(quick, tmp_path):
     """Momentum on variances makes them negative within a few rounds, and the loss NaN."""
-    text = (ROOT / "docs/writing-a-method.md").read_text()
-    (tmp_path / "documented.py").write_text(re.search(r"```python\n(.*?)```", text, re.S).group(1))
+    (tmp_path / "documented.py").write_text(blocks(GUIDE)[0])
 
     def normed(shape, classes):
         layers = nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes)
@@ -41,6 +98,67 @@ def test_the_worked_example_leaves_batch_statistics_alone(quick, tmp_path):
     mean = quick(model=normed, epochs=3, rounds=1, out="avg").model(factory=normed)[2]
     once = quick("documented.py", model=normed, epochs=3, rounds=1, out="once")
     assert torch.equal(once.model(factory=normed)[2].running_var, mean.running_var)
+
+
+def test_the_second_example_is_the_method_that_comes_with_fedloom(quick):
+    settings = {"partition": "dirichlet:0.5", "rounds": 4}
+    mine, shipped = (
+        quick(name, out=out, **settings).store.checkpoint()[0]
+        for name, out in ((SCAFFOLD, "mine"), ("scaffold", "shipped"))
+    )
+    assert mine.keys() == shipped.keys()
+    for name, value in shipped.items():
+        torch.testing.assert_close(mine[name], value, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["processes", "stacked"])
+def test_the_second_example_runs_on_other_engines(quick, row, engine):
+    serial = row(quick(SCAFFOLD, out="serial"))
+    other = row(quick(SCAFFOLD, engine=engine, workers=2, out=engine))
+    torch.testing.assert_close(other, serial, atol=1e-5, rtol=1e-4)
+
+
+def test_the_second_example_resumes_to_the_bit(quick):
+    whole = quick(SCAFFOLD, rounds=4, out="whole").store.checkpoint()[0]
+    quick(SCAFFOLD, rounds=2, out="half")
+    half = quick(SCAFFOLD, rounds=4, out="half", resume=True).store.checkpoint()[0]
+    assert all(torch.equal(value, half[name]) for name, value in whole.items())
+
+
+def test_the_second_example_sends_twice_what_fedavg_does_and_its_model_is_shared(quick):
+    mine, fedavg = quick(SCAFFOLD), quick("fedavg")
+    for way in ("bytes_up", "bytes_down"):
+        assert mine.summary[way] == 2 * fedavg.summary[way]
+    assert isinstance(mine.model(), nn.Module)
+
+
+def test_the_second_example_works_with_sub_models(quick):
+    """A client with half of the channels has control variates of those alone."""
+    made = method_in(SCAFFOLD)
+    both = Method(local=made.local, mix=made.mix, select=Ordered())
+    result = quick(both, participation=1.0, rounds=2, capacities="0.5")
+    kept = result.store.checkpoint()[0]["kept/rows"]
+    assert set((kept != 0).sum(1).tolist()) == {64 * 8 + 8 + 8 * 10 + 10}
+
+
+def test_the_manifest_on_the_page_is_the_one_that_is_printed():
+    from fedloom.experiment.blueprint import manifest
+    from fedloom.experiment.plugins import method_class, trust
+
+    trust(SCAFFOLD)
+    found = manifest(method_class(SCAFFOLD), {}, "auto", (1, 28, 28), 10).plain()
+    rows = []
+    for title, lines in found.items():
+        for i, line in enumerate(lines):
+            size = f"{line['bytes']:,}" if "bytes" in line else ""
+            cells = ("" if i else title, line["name"], line["what"], size)
+            rows.append(re.sub(" +", " ", f"  | {' | '.join(cells)} |").strip())
+    assert "\n  ".join(rows) in GUIDE
+
+
+def test_the_reference_is_what_the_code_says():
+    fresh = runpy.run_path(str(ROOT / "docs/make_reference.py"))["page"]()
+    assert (ROOT / "docs/reference.md").read_text() == fresh, "run `make docs`"
 
 
 def test_the_oracle_reads_no_old_model(quick):
@@ -59,8 +177,6 @@ def test_links_between_documents_work():
 
 
 def test_every_method_is_in_the_readme():
-    from fedloom.methods.registry import methods
-
     readme = (ROOT / "README.md").read_text()
     for name, cls in methods().items():
         if cls.__module__.startswith("fedloom."):
@@ -73,3 +189,12 @@ def test_the_architecture_page_names_every_package():
         if path.name not in ("__pycache__", "__init__.py", "__main__.py", "py.typed"):
             assert f"{path.name}{'/' if path.is_dir() else ''}" in page, path.name
     assert fedloom.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_architecture_page_says_how_every_method_fits():
+    page = (ROOT / "docs/architecture.md").read_text()
+    ours = [name for name, cls in methods().items() if cls.__module__.startswith("fedloom.")]
+    assert f"## How {len(ours)} methods fit" in page
+    rows = page.partition("methods fit")[2]
+    for name in ours:
+        assert f"`{name}`" in rows, name

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from fedloom.adapt import Adapt, AsIs
 from fedloom.errors import FedloomError, unknown
@@ -20,6 +21,9 @@ from fedloom.mix import Average, Mix
 from fedloom.newcomer import Newcomer, Shared
 from fedloom.select import Select, Whole
 from fedloom.topology import Star, Topology
+
+#: what a client's private part starts from
+First = Literal["initial", "mean"]
 
 #: facts that a part may ask for by a word in `needs`, who may ask, and what they are
 FACTS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -40,6 +44,8 @@ FACTS: dict[str, tuple[tuple[str, ...], str]] = {
 class Method:
     """A few choices. Combinations that make no sense are refused with the reason.
 
+    `first` is what the private part of a client starts from that takes part for the first time: its
+    initial values, or the average of all private parts at that moment, which then have to travel.
     `own`, where it is given, is the rule by which every client trains a second model, which it
     keeps, beside the shared one, and with which it is scored (Ditto).
 
@@ -53,6 +59,7 @@ class Method:
     select: Select = field(default_factory=Whole)
     adapt: Adapt = field(default_factory=AsIs)
     newcomer: Newcomer = field(default_factory=Shared)
+    first: First = "initial"
     own: LocalRule | None = None
 
     def among(self, topology: Topology) -> Method:

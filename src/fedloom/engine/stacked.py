@@ -28,7 +28,7 @@ from fedloom.engine.base import Block, Done, Lasts, OneProcess, Scored, Setting,
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
 from fedloom.errors import FedloomError, telling_memory
-from fedloom.local.rule import Batch, Context, LocalRule, Params
+from fedloom.local.rule import Back, Batch, Context, LocalRule, Params
 from fedloom.models.norm import has_batch_norm, has_tracked_norm
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
@@ -179,15 +179,21 @@ class Stacked(OneProcess):
         each = (time.perf_counter() - started) / len(jobs)
         out = []
         for i, job in enumerate(jobs):
-            mine = self._worker.context(task, job, rule, job.start[:moved].to(device))
-            with torch.no_grad():
-                mine = replace(mine, logits=partial(self._worker.answers, job.selection, rows[i]))
-                back = rule.finish(mine, rows[i], grad[i])
+            back = self._finished(task, job, rule, rows[i], grad[i])
             past = {name: value[i] for name, value in memory.items()}
             job.seconds["train"] = each
             done = self._worker.hand_back(task, job, back, past, float(losses[i]), int(seen[i]))
             out.append(done)
         return out
+
+    def _finished(self, task: Task, job: Job, rule: LocalRule, row: Tensor, grad: Tensor) -> Back:
+        if type(rule).finish is LocalRule.finish:
+            return Back(row)
+        start = job.start[: len(grad)].to(row.device)
+        me = self._worker.context(task, job, rule, start)
+        me = replace(me, logits=partial(self._worker.answers, job.selection, row))
+        with torch.no_grad():
+            return rule.finish(me, row, grad)
 
     def _contexts(
         self, task: Task, rule: LocalRule, jobs: list[Job], starts: Tensor, moved: int

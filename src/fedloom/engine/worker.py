@@ -175,6 +175,7 @@ class Worker:
             row = resident.read()
             me = replace(me, logits=partial(self.answers, job.selection, row))
             back = rule.finish(me, row, resident.grad)
+            back = replace(back, row=back.row.cpu().clone())  # the resident one is used again
         train_seconds = time.perf_counter() - started - data_seconds
         job.seconds.update(data=job.seconds["data"] + data_seconds, train=train_seconds)
         return self.hand_back(task, job, back, memory, float(loss_sum), seen)
@@ -230,7 +231,7 @@ class Worker:
     ) -> tuple[Tensor, Tensor | None]:
         """The row that goes back, with named values in their sections, and its columns."""
         chosen, layout, sections = job.selection, self.setting.layout, task.sections
-        model = back.row.cpu().clone()
+        model = back.row.cpu()
         index = None if chosen is None else chosen.index
         given = {**back.keeps, **back.sends}
         check_back(task.rule, job, back)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -152,15 +152,14 @@ class Runner:
         """Carry what was sent to where it is combined, and take over what that makes of it."""
         x, state, t = self.experiment, self.experiment.state, opening.round
         meets = x.method.mix.meets
-        starts = state.clients.starts(done, sent.clients)
-        known = starts if meets else state.server.origin(sent.clients)
+        starts = partial(state.clients.starts, done, sent.clients)
         arrived = state.post.up(sent, starts, t)
         if meets:
             arrived, contacts = state.post.let_through(arrived, sent.model, starts,
                                                        opening.contacts)  # fmt: skip
             opening = replace(opening, contacts=contacts)
         else:
-            arrived = state.post.let_in(arrived, known)
+            arrived = state.post.let_in(arrived, state.server.origin(sent.clients))
         arrived = arrived.without(done.failed, drop=not meets)
         self._mind(arrived, task)
         heard = arrived.sent

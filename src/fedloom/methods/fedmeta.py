@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 from fedloom.adapt import FineTune
 from fedloom.errors import FedloomError
 from fedloom.local import MAML, SGD, LearnedRates, LocalRule, MetaSGD, Reptile
-from fedloom.method import Method
-from fedloom.methods.registry import MethodOptions, register
+from fedloom.method import First, Method
+from fedloom.methods.registry import FIRST, MethodOptions, register
 from fedloom.mix import Average
 from fedloom.newcomer import BestPart, Newcomer, Shared
 
@@ -30,7 +30,13 @@ class _Meta(MethodOptions):
     tune_epochs: int = Field(1, ge=1, description="passes over the support part at test time")
 
     def _method(self, local: LocalRule, adapt: FineTune) -> Method:
-        return Method(local, Average(self._shared), adapt=adapt, newcomer=self._newcomer)
+        return Method(
+            local, Average(self._shared), adapt=adapt, newcomer=self._newcomer, first=self._first
+        )
+
+    @property
+    def _first(self) -> First:
+        return "initial"
 
     @property
     def _shared(self) -> str:
@@ -68,6 +74,11 @@ class _MetaSGD(_Meta):
 
 class _Per(_Meta):
     private: str = Field("head", description="part kept by clients: head, head:K, a layer")
+    first: First = Field("initial", description=FIRST)
+
+    @property
+    def _first(self) -> First:
+        return self.first
 
     @property
     def _shared(self) -> str:

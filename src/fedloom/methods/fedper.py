@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedloom.local import SGD
-from fedloom.method import Method
-from fedloom.methods.registry import MethodOptions, register
+from fedloom.method import First, Method
+from fedloom.methods.registry import FIRST, MethodOptions, register
 from fedloom.mix import Average
 from fedloom.newcomer import MeanPart
 
@@ -21,6 +21,8 @@ class FedPer(MethodOptions):
     source = "Arivazhagan et al. 2019; S1 §3.2.1"
 
     private: str = Field("head", description="part kept by clients: head, head:K, a layer, none")
+    first: First = Field("initial", description=FIRST)
 
     def build(self) -> Method:
-        return Method(local=SGD(), mix=Average(f"not {self.private}"), newcomer=MeanPart())
+        mix = Average(f"not {self.private}")
+        return Method(local=SGD(), mix=mix, newcomer=MeanPart(), first=self.first)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedloom.local import SGD
-from fedloom.method import Method
-from fedloom.methods.registry import MethodOptions, register
+from fedloom.method import First, Method
+from fedloom.methods.registry import FIRST, MethodOptions, register
 from fedloom.mix import Average
 from fedloom.newcomer import Vote
 
@@ -21,6 +21,7 @@ class LGFedAvg(MethodOptions):
     source = "Liang et al. 2020; S1 §3.2.2"
 
     shared: str = Field("head", description="part that is averaged: head, head:K, a layer")
+    first: First = Field("initial", description=FIRST)
 
     def build(self) -> Method:
-        return Method(local=SGD(), mix=Average(self.shared), newcomer=Vote())
+        return Method(local=SGD(), mix=Average(self.shared), newcomer=Vote(), first=self.first)

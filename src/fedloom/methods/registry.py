@@ -18,6 +18,12 @@ from fedloom.errors import FedloomError, unknown
 from fedloom.method import Method
 from fedloom.options import Options, wrong
 
+#: of the option that personal methods have for clients that take part for the first time
+FIRST = (
+    "what a client's private part starts from when it first takes part: initial values, or the "
+    "mean of all private parts then, which makes them travel"
+)
+
 #: settings and options of a method under a name
 Preset = Mapping[str, Any]
 

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from fedloom.adapt import FineTune
 from fedloom.local import SGD
-from fedloom.method import Method
-from fedloom.methods.registry import MethodOptions, register
+from fedloom.method import First, Method
+from fedloom.methods.registry import FIRST, MethodOptions, register
 from fedloom.mix import Average
 from fedloom.newcomer import MeanPart
 
@@ -47,7 +47,8 @@ class FedPerMeta(_Tuned):
     name = "fedper-meta"
 
     private: str = Field("head", description="part kept by clients: head, head:K, a layer")
+    first: First = Field("initial", description=FIRST)
 
     def build(self) -> Method:
         mix = Average(f"not {self.private}")
-        return Method(local=SGD(), mix=mix, adapt=self.adapt, newcomer=MeanPart())
+        return Method(local=SGD(), mix=mix, adapt=self.adapt, newcomer=MeanPart(), first=self.first)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from fedloom.engine.base import Engine, Lasts, Task, Trained
 from fedloom.method import Method
+from fedloom.newcomer import MeanPart
 from fedloom.population import Population
 from fedloom.round.messages import Sent, Told
 from fedloom.round.plan import OWN, Plan
-from fedloom.round.screen import finite
+from fedloom.round.screen import unsound
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Clients:
         self.weigh = weigh
         self._own, self._beside = method.own, plan.own_sections(method)
         self._validates = method.mix.validates
+        self._first = method.first
         self._initial = initial  # a whole row, with the values that nobody has set yet
         self.kept = Population(plan.sections.columns(plan.private, plan.keeps), initial.dtype)
 
@@ -83,7 +85,7 @@ class Clients:
 
     def train(self, task: Task, clients: np.ndarray, told: Told, lasts: Lasts = None) -> Round:
         """Let these clients train, and keep what they keep."""
-        starts = self.rows(clients, told)
+        starts = self._starts(clients, told)
         trained = self.engine.train(task, clients, starts, lasts)
         rows = _scattered(starts, trained)
         if self._own is not None:
@@ -91,11 +93,25 @@ class Clients:
             models = torch.stack(beside.rows)[:, : self.plan.sections.layout.size]
             self.plan.sections[OWN].view(rows).copy_(models)
             trained = trained.with_more(beside)
-        bad = [i for i, row in enumerate(rows) if not finite(row)]
+        bad = unsound(rows)
         rows[bad], failed = starts[bad], clients[bad]  # they go on from where they were
         if len(self.kept.columns):
             self._keep(clients, rows, failed)
         return Round(clients, starts, rows, trained, failed)
+
+    def _starts(self, clients: np.ndarray, told: Told) -> Tensor:
+        """The rows that these clients start a round from."""
+        rows = self.rows(clients, told)
+        new = [i for i, client in enumerate(clients) if int(client) not in self.kept]
+        if self._first == "initial" or not len(self.kept) or not new:
+            return rows
+        weights = self.weigh(self.kept.clients)
+        mean = MeanPart().candidates(self.base(told), self.kept, weights)[0]
+        some = rows[new]
+        self.plan.private.put(some, self.plan.private.take(mean))
+        rows = rows.clone()
+        rows[new] = some
+        return rows
 
     def _keep(self, clients: np.ndarray, rows: Tensor, failed: np.ndarray) -> None:
         """What clients keep of their rows; one whose training diverged keeps what it had."""

@@ -153,7 +153,10 @@ def _leaves(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
     for fact in sorted(method.mix.needs | method.topology.needs):
         if fact not in ("public", "labels"):
             yield Line(fact, FACTS[fact][1])
-    if method.newcomer.needs_private and plan.personal:
+    if method.first == "mean" and len(plan.private):
+        why = "for the average that clients start from when they first take part"
+        yield Line("private part", why, len(plan.private))
+    elif method.newcomer.needs_private and plan.personal:
         yield Line("private part", f"once, for newcomers ({type(method.newcomer).__name__})",
                    len(plan.private))  # fmt: skip
 

@@ -7,6 +7,7 @@ arrays that travel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +22,9 @@ from fedloom.round.messages import Sent, Told
 from fedloom.round.plan import Plan
 from fedloom.round.screen import Refusal, Screen, refuse_heard
 from fedloom.topology.base import LOST, Contacts
+
+#: where the models of senders were when the round began, for those who have to know
+Starts = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,11 @@ class Post:
         sizes = [whole if index is None else each * len(index) for index in indexes]
         return np.array(sizes, dtype=np.int64) + beside
 
-    def up(self, sent: Sent, starts: Tensor, round: int) -> Arrived:
-        """Messages to the server; `starts` is where each model was when the round began."""
-        origin = torch.zeros_like(starts) if self.gradients else starts
+    def up(self, sent: Sent, starts: Starts, round: int) -> Arrived:
+        """Messages to the server; `starts` tells where each model was when the round began."""
+        origin = sent.model
+        if self.attack or self.encoding.changes:
+            origin = torch.zeros_like(sent.model) if self.gradients else starts()
         if self.attack:
             sent = self.attack.spoil(sent, origin, self.bad, round, self.seed)
         sent, sizes = self._carried(sent, origin)
@@ -133,7 +139,7 @@ class Post:
         return replace(arrived, sent=arrived.sent.only(good), refused=tuple(refused))
 
     def let_through(
-        self, arrived: Arrived, own: Tensor, starts: Tensor, contacts: Contacts
+        self, arrived: Arrived, own: Tensor, starts: Starts, contacts: Contacts
     ) -> tuple[Arrived, Contacts]:
         """Messages from node to node that pass the receiver's door; the others are lost."""
         assert contacts.edges is not None

@@ -6,7 +6,7 @@ run asks for it, a change of a size that is usual in this round.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,15 +56,12 @@ class Screen:
 
     def look(self, sent: Sent, starts: Tensor) -> list[Refusal]:
         """Messages that are not let in; `starts` is where each model began, as far as is known."""
-        wrong = []
-        for i, client in enumerate(sent.clients):
-            values = (sent.model[i], *(value[i] for value in sent.values.values()))
-            if not all(finite(value) for value in values):
-                wrong.append(Refusal(int(client), "it holds NaN or infinite values"))
+        bad = {i for values in (sent.model, *sent.values.values()) for i in unsound(values)}
+        why = "it holds NaN or infinite values"
+        wrong = [Refusal(int(sent.clients[i]), why) for i in sorted(bad)]
         if self.bound is None:
             return wrong
-        bad = {refusal.client for refusal in wrong}
-        good = [i for i, client in enumerate(sent.clients) if int(client) not in bad]
+        good = [i for i in range(len(sent.clients)) if i not in bad]
         norms = np.array([_change(sent, starts, i) for i in good])
         limit = self.bound * float(np.median(norms)) if self.relative and len(norms) else self.bound
         for i, norm in zip(good, norms, strict=True):
@@ -79,7 +76,7 @@ def refuse_heard(
     screen: Screen,
     sent: Sent,
     own: Tensor,
-    starts: Tensor,
+    starts: Callable[[], Tensor],
     sender: np.ndarray,
     receiver: np.ndarray,
 ) -> Iterator[tuple[int, Refusal]]:
@@ -88,9 +85,10 @@ def refuse_heard(
     A node measures what it hears by how far that is from its own model, relative to the lower
     median of that and of its own change in the round: it can't know what others heard.
     """
-    sound = np.array([finite(row) for row in sent.model])
-    if screen.bound is None and sound.all():
+    bad = set(unsound(sent.model))
+    if screen.bound is None and not bad:
         return
+    began = starts() if screen.bound is not None else own
     place = {int(client): i for i, client in enumerate(sent.clients)}
     for node in np.unique(receiver):
         me = place[int(node)]
@@ -98,13 +96,13 @@ def refuse_heard(
         far = {}
         for k in at:
             i = place[int(sender[k])]
-            if not sound[i]:
+            if i in bad:
                 yield int(k), Refusal(int(sender[k]), "it holds NaN or infinite values")
             elif screen.bound is not None:
                 far[int(k)] = float((sent.model[i].double() - own[me].double()).norm())
         if screen.bound is None or not far:
             continue
-        change = float((own[me].double() - starts[me].double()).norm())
+        change = float((own[me].double() - began[me].double()).norm())
         usual = sorted([change, *far.values()])[len(far) // 2]
         limit = screen.bound * usual if screen.relative else screen.bound
         for k, norm in far.items():
@@ -113,10 +111,12 @@ def refuse_heard(
                 yield k, Refusal(int(sender[k]), reason)
 
 
-def finite(values: Tensor) -> bool:
-    """Whether all values are."""
+def unsound(rows: Tensor) -> list[int]:
+    """The rows that hold NaN or infinite values."""
     # The sum tells at once; only where it is not finite must every value be looked at.
-    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+    if torch.isfinite(rows.sum()):
+        return []
+    return [i for i, row in enumerate(rows) if not torch.isfinite(row).all()]
 
 
 def _change(sent: Sent, starts: Tensor, i: int) -> float:

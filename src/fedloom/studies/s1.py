@@ -28,6 +28,7 @@ LABELS = {
     "fedmeta-per-metasgd": "FedMeta-Per(Meta-SGD)",
 }
 META = tuple(name for name in LABELS if name.startswith("fedmeta"))
+PRIVATE = ("fedper", "fedper-meta", "lg-fedavg", "fedmeta-per-maml", "fedmeta-per-metasgd")
 ROUNDS = {"mnist": 300, "cifar10": 600, "digits": 60}
 MODEL = {"mnist": "mlp", "cifar10": "lenet", "digits": "mlp"}
 CLIENTS = {"mnist": 50, "cifar10": 50, "digits": 20}  # digits has data for fewer
@@ -175,6 +176,8 @@ class S1(Study):
             "eval_common": 0,  # personal models are for their own clients
             "lr": rates[0],
         }
+        if ask.preset == "source" and method in PRIVATE:
+            settings["first"] = "mean"  # its server averages whole models
         if method in META:
             settings |= {"alpha": rates[1], "inner_steps": 1}
         return settings
