@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench mutants clean
+.PHONY: demo test lint docs bench mutants clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -23,6 +23,9 @@ lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP)  ## the page of reference, from the code
+	$(BIN)/python docs/make_reference.py
 
 bench: $(STAMP)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m benchmarks

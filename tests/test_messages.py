@@ -16,6 +16,7 @@ from fedloom.method import Method
 from fedloom.mix import Average, Mixed
 from fedloom.round.attack import Attack
 from fedloom.round.encode import encoding
+from fedloom.topology import Contacts, Star
 
 HIDDEN = {"model_options": {"hidden": [16]}}
 HEAD, BODY = 16 * 10 + 10, 64 * 16 + 16
@@ -356,3 +357,103 @@ def test_the_manifest_says_when_private_parts_leave_for_newcomers():
     assert "private part" in leaves["fedper"]
     assert "private part" in leaves["fedmeta-per-maml"]
     assert "private part" not in leaves["fedavg"] + leaves["ditto"]
+
+
+# -- facts of clients -----------------------------------------------------------------------------
+
+
+def test_participants_are_drawn_by_capacity_in_every_round(quick):
+    result = quick("heterofl", clients=12, participation=6, rounds=8, draw="capacity",
+                   capacities="1:0.5,0.25:0.5")  # fmt: skip
+    capacity = result.clients.drop_duplicates("client").set_index("client")["capacity"]
+    for record in result.records:
+        assert sum(capacity[c] == 1 for c in record["participants"]) == 3
+    assert len({tuple(r["participants"]) for r in result.records}) > 1
+
+
+@pytest.mark.parametrize("by", ["samples", "speed"])
+def test_participants_are_drawn_more_often_the_more_of_it_they_have(quick, by):
+    more = {"speeds": "1:0.5,0.05:0.5"} if by == "speed" else {}
+    result = quick(clients=10, participation=2, rounds=40, eval_every=40, draw=by, steps=1,
+                   partition="quantity:zipf", **more)  # fmt: skip
+    took = np.bincount(np.concatenate([r["participants"] for r in result.records]), minlength=10)
+    if by == "samples":
+        weight = result.clients.set_index("client")["train_samples"].reindex(range(10)).to_numpy()
+    else:
+        from fedloom.experiment.capacities import Capacities
+
+        weight = Capacities.parse("1:0.5,0.05:0.5").assign(10, 0)
+    assert np.corrcoef(took, weight)[0, 1] > 0.7
+
+
+def test_facts_that_nobody_asks_for_are_refused(quick):
+    with pytest.raises(FedloomError, match="nobody asks how fast"):
+        quick(speeds="1:0.5,0.5:0.5")
+    with pytest.raises(FedloomError, match="no server that draws"):
+        quick("p2p-fedavg", draw="samples", participation=1.0)
+
+
+class Oldest(Star):
+    """Those who have not been there for longest."""
+
+    needs = frozenset({"seen"})
+
+    def contacts(self, round, clients, participants, stream, facts):
+        return Contacts(np.sort(np.argsort(facts["seen"], kind="stable")[:participants]))
+
+
+def test_a_topology_may_ask_when_clients_were_last_seen(quick):
+    toy = Method(topology=Oldest())
+    whole = quick(toy, rounds=4)
+    assert [r["participants"] for r in whole.records] == [[0, 1, 2], [3, 4, 5]] * 2
+    quick(toy, rounds=3, out="half")
+    half = quick(toy, rounds=4, out="half", resume=True)
+    assert half.records[-1]["participants"] == [3, 4, 5]
+
+
+def test_a_rule_that_reads_what_it_does_not_declare_is_told_the_word(quick):
+    class Curious(SGD):
+        def direction(self, grad, weights, me):
+            return grad + me.told["c"]
+
+    with pytest.raises(FedloomError, match=r"Curious reads 'c'.*`told`"):
+        quick(Method(local=Curious()), rounds=1)
+
+
+def test_a_mix_that_writes_in_place_changes_nothing_but_its_copy(quick, row):
+    class Vandal(Average):
+        keeps: ClassVar = {"v": Scalar(3.0)}
+
+        def combine(self, g):
+            out = super().combine(g)
+            g.shared.zero_()
+            g.state["v"].zero_()
+            return out
+
+    result = quick(Method(mix=Vandal()))
+    assert torch.equal(row(result), row(quick("fedavg")))
+    assert result.store.checkpoint()[0]["server/v"].item() == 3
+
+
+def test_values_like_the_weights_are_billed_as_the_sub_model_has_them(quick):
+    from fedloom.local import Controlled
+    from fedloom.mix import ControlledAverage
+    from fedloom.select import Ordered
+
+    method = Method(local=Controlled(), mix=ControlledAverage(), select=Ordered())
+    double = quick(method, capacities="0.5", rounds=1)
+    plain = quick("heterofl", capacities="0.5", rounds=1)
+    assert double.summary["bytes_up"] == 2 * plain.summary["bytes_up"]
+    assert double.summary["bytes_down"] == 2 * plain.summary["bytes_down"]
+
+
+@pytest.mark.parametrize("first", ["initial", "mean"])
+def test_what_a_private_part_first_starts_from_is_a_choice(quick, first):
+    """One client a round, and from the second round on a rate of nothing: later ones keep what they
+    started from, which is the part of the first or their initial values."""
+    result = quick(f"fedper:first={first}", clients=3, participation=0.34, rounds=10, lr=0.1,
+                   lr_schedule="step:1,1e-20")  # fmt: skip
+    state = result.store.checkpoint()[0]
+    assert state["kept/clients"].tolist() == [0, 1, 2]
+    alike = [torch.allclose(head, state["kept/rows"][0], atol=1e-6) for head in state["kept/rows"]]
+    assert all(alike) == (first == "mean")

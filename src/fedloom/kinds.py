@@ -7,15 +7,18 @@ here knows of clients, methods or files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedloom.errors import FedloomError
 from fedloom.layout import Columns, Layout
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,30 @@ def Scalar(start: float = 0.0) -> Array:  # noqa: N802
 
 #: names and kinds that a part declares
 Values = Mapping[str, Kind]
+
+
+class Declared(Mapping[str, V]):
+    """Values by name; one that was not declared is refused in a sentence."""
+
+    def __init__(self, values: Mapping[str, V], part: str, word: str) -> None:
+        self._values, self._part, self._word = dict(values), part, word
+
+    def __getitem__(self, name: str) -> V:
+        if name not in self._values:
+            raise FedloomError(
+                f"{self._part} reads '{name}', which is not declared: add it to `{self._word}`, so "
+                "that checkpoints, messages and the manifest know of it."
+            )
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
 from fedloom.engine.memory import keep_freed_memory
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.errors import FedloomError, telling_memory
-from fedloom.kinds import Section
+from fedloom.kinds import Declared, Section
 from fedloom.layout import Layout
 from fedloom.local import Batch, LocalRule
 from fedloom.local.rule import Back, Context, Samples
@@ -188,8 +188,8 @@ class Worker:
             row=job.start.to(device),
             lr=task.optimiser.lr,
             steps=len(job.steps),
-            told={name: values[name] for name in rule.told},
-            kept={name: values[name] for name in rule.keeps},
+            told=Declared({n: values[n] for n in rule.told}, type(rule).__name__, "told"),
+            kept=Declared({n: values[n] for n in rule.keeps}, type(rule).__name__, "keeps"),
             public=self._public.x if "public" in rule.needs and self._public else None,
         )
 

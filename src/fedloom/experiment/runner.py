@@ -142,7 +142,7 @@ class Runner:
         x, config = self.experiment, self.experiment.config
         names, topology = streams_of(config.seed, t), x.method.topology
         where = (t, config.clients, config.participants, names)
-        asked = {"facts": x.facts(topology.needs, t)} if topology.needs else {}
+        asked = {"facts": x.facts(topology.needs)} if topology.needs else {}
         contacts = topology.contacts(*where, **asked)
         return Opening(t, contacts, config.optimiser_at(t), names, config.clients)
 

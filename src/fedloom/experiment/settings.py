@@ -69,6 +69,16 @@ class Config(Options):
         "of it and the rest with half; low-quality | high-quality | rho:SHARE,STRONG,WEAK | "
         "FILE.csv; for methods with sub-models",
     )
+    speeds: str = Field(
+        "1",
+        description="relative speeds of clients, written as capacities are (1:0.5,0.2:0.5), for "
+        "--draw speed",
+    )
+    draw: Literal["uniform", "capacity", "samples", "speed"] = Field(
+        "uniform",
+        description="how participants are drawn: all alike; so many of each capacity; or with a "
+        "chance that grows with samples or speed",
+    )
     public: str = Field(
         "none",
         description="images that the server may use, for methods that look at them: none | "
@@ -191,7 +201,7 @@ class Config(Options):
     )
     checkpoint_every: int = Field(1, ge=1, description="keep the state after every so many rounds")
 
-    @field_validator("capacities", mode="before")
+    @field_validator("capacities", "speeds", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
         return str(value) if isinstance(value, int | float) else value
@@ -231,7 +241,7 @@ class Config(Options):
         Wish.parse(value)
         return value
 
-    @field_validator("capacities")
+    @field_validator("capacities", "speeds")
     @classmethod
     def _capacities(cls, value: str) -> str:
         from fedloom.experiment.capacities import Capacities
@@ -302,6 +312,15 @@ class Config(Options):
         if value not in ("fp32", "bf16"):
             raise unknown("precision", value, ("fp32", "bf16"))
         return value
+
+    @model_validator(mode="after")
+    def _drawn(self) -> Config:
+        if self.speeds != "1" and self.draw != "speed":
+            raise FedloomError(
+                f"speeds={self.speeds} would do nothing: nobody asks how fast clients are. Draw "
+                "participants by it (--draw speed), or leave it out."
+            )
+        return self
 
     @model_validator(mode="after")
     def _remembered(self) -> Config:

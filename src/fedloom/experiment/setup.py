@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from fedloom.experiment.identity import check_contents, check_settings, fingerpr
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.settings import Config
 from fedloom.experiment.state import State
-from fedloom.kinds import Sizes
+from fedloom.kinds import Sizes, Values
 from fedloom.layout import Layout
 from fedloom.local import Budget
 from fedloom.method import Method
@@ -44,7 +44,7 @@ from fedloom.round.screen import Screen
 from fedloom.select import Channels, Whole
 from fedloom.select.verify import verify
 from fedloom.streams import streams_of
-from fedloom.topology import Faults, Peers, network
+from fedloom.topology import DrawnBy, Faults, Peers, Star, network
 
 DEVICES = ("cpu", "cuda", "mps")
 
@@ -75,6 +75,20 @@ class Experiment:
         )
         found = Manifest.of(self.method, sizes, self.state.plan)
         return {"method": self.config.method, "encoding": self.config.encode, **found.plain()}
+
+    def facts(self, needs: Collection[str]) -> dict[str, np.ndarray]:
+        """What a topology may know of the clients: a value, or a row, for each."""
+        clients, federation = range(self.config.clients), self.federation
+        known: dict[str, Callable[[], np.ndarray]] = {
+            "samples": lambda: federation.sizes("train"),
+            "classes": lambda: np.stack([federation.classes_of(c) for c in clients]),
+            "capacity": lambda: self.capacities[: self.config.clients],
+            "speed": lambda: Capacities.parse(self.config.speeds).assign(
+                self.config.clients, self.config.seed
+            ),
+            "seen": lambda: self.state.server.seen(self.config.clients),
+        }
+        return {name: known[name]() for name in needs}
 
     def restore(
         self,
@@ -172,6 +186,13 @@ def make_federation(
 def placed(config: Config, method: Method) -> Method:
     """The method on the topology that the run asks for, with what goes wrong there."""
     faults = Faults.parse(config.faults)
+    if config.draw != "uniform":
+        if type(method.topology) is not Star or config.topology is not None:
+            raise FedloomError(
+                f"draw={config.draw} would do nothing: {config.method} has no server that draws "
+                "its participants. Leave it out."
+            )
+        return replace(method, topology=DrawnBy(by=config.draw))
     if config.topology is not None:
         peers = method.topology if isinstance(method.topology, Peers) else Peers()
         where = replace(peers, network=network(config.topology), faults=faults)
@@ -219,15 +240,100 @@ def prepare(
     method = replace(method, adapt=method.adapt.on(config.score_on))
     _check_capacities(config, method)
     _check_public(config, method)
+    device = _device(config)
+    dealt = _deal(config, method, data, partition)
+    factory = model or model_factory(config.model)
+    built = _build(config, method, dealt, factory)
+    sizes = Sizes(built.layout, dealt.dataset.n_classes, dealt.public_size)
+    plan = Plan.of(method, sizes, _remembered(config))
+    engine = _engine(config, method, device, dealt, built, plan)
+    state = _state(config, method, dealt, built, plan, sizes, engine)
+    dataset, layout = dealt.dataset, built.layout
+    about = {
+        "model": choose(dataset.shape) if factory == "auto" else config.model,
+        "model_options": built.options,
+        "shape": list(dataset.shape),
+        "classes": dataset.n_classes,
+        "labels": list(dataset.classes),
+        "seed": config.seed,
+        "extras": dict(method.local.extras),
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "unit": int(unit_of(dataset.x.dtype)),
+        "tokens": built.tokens,
+        "settings": settings_of(config),
+        **fingerprints(
+            config, method, options, factory, dataset, dealt.federation, dealt.capacities,
+            dealt.public, layout,
+        ),
+        "network": _first_contacts(config, method, layout),
+        "kept": state.kept.columns.ranges,
+        "width": plan.sections.width,
+        "own": plan.own_range,
+        "personal": plan.personal,
+        "public_size": sizes.public,
+        "public": None if dealt.public is None else dealt.public.note,
+        "submodels": built.submodels,
+    }  # fmt: skip
+    return Experiment(
+        config=config,
+        method=method,
+        dataset=dataset,
+        federation=dealt.federation,
+        layout=layout,
+        state=state,
+        engine=engine,
+        capacities=dealt.capacities,
+        budget=replace(config.budget, least=2 if has_batch_norm(built.module) else 1),
+        device=device,
+        public=dealt.public,
+        about=about,
+        class_of=built.class_of,
+    )
+
+
+@dataclass
+class _Dealt:
+    """Who holds what, what the server may look at, and what devices can do."""
+
+    dataset: Dataset
+    federation: Federation
+    public: PublicSet | None
+    capacities: np.ndarray
+    augment: Augment
+
+    @property
+    def public_size(self) -> int:
+        return 0 if self.public is None else len(self.public)
+
+
+@dataclass(frozen=True)
+class _Built:
+    """The model, and what was found out about it."""
+
+    make: Callable[[], nn.Module]
+    module: nn.Module
+    options: dict[str, Any]
+    layout: Layout
+    row: Tensor  # its initial values
+    tokens: bool
+    submodels: bool
+    channels: Channels | None
+    class_of: Tensor | None
+
+
+def _device(config: Config) -> torch.device:
     device = pick_device(config.device)
     if config.precision == "bf16" and not has_bf16(device):
         warnings.warn(
             "This CPU has no bf16 arithmetic: --precision bf16 is emulated, and slower than fp32.",
-            stacklevel=2,
+            stacklevel=3,
         )
-    dataset = load_dataset(config, data)
-    federation = make_federation(config, dataset, partition)
-    dataset = federation.dataset
+    return device
+
+
+def _deal(config: Config, method: Method, data: Any, partition: Partition | None) -> _Dealt:
+    federation = make_federation(config, load_dataset(config, data), partition)
     public = public_set(config.public, federation)
     if public is not None and public.y is None and method.needs("labels"):
         raise FedloomError(
@@ -241,26 +347,30 @@ def prepare(
             f"The public set has {len(public)} images, fewer than the {wanted} that "
             f"{config.method} looks at for each client: it takes what there is. Set more aside "
             "with --public share:FRACTION, or lower samples.",
-            stacklevel=2,
+            stacklevel=3,
         )
-    augment = _augment(config, dataset)
-    factory = model or model_factory(config.model)
+    dataset = federation.dataset
+    return _Dealt(dataset, federation, public, capacities, _augment(config, dataset))
+
+
+def _build(config: Config, method: Method, dealt: _Dealt, factory: str | Factory) -> _Built:
+    """Build the model and try it; public images are laid out as it takes them."""
+    dataset, capacities = dealt.dataset, dealt.capacities
     shape, classes = dataset.shape, dataset.n_classes
-    model_options = _model_options(config, method)
-    make = partial(build, factory, shape, classes, config.seed, model_options)
+    options = _model_options(config, method)
+    make = partial(build, factory, shape, classes, config.seed, options)
     fitted = method.select.fitted(make(), float(capacities[: config.clients].max()))
     if fitted:
-        model_options |= fitted
-        make = partial(build, factory, shape, classes, config.seed, model_options)
+        options |= fitted
+        make = partial(build, factory, shape, classes, config.seed, options)
     module = make()
     layout = Layout.of(module, method.local.extras)
-    shared = layout.flatten(module, method.local.extras)
+    row = layout.flatten(module, method.local.extras)
     tokens = looks_up(module, shape)
-    exits = "exits" in method.select.model_options
-    _try(module, _samples(dataset, tokens), classes, exits)
+    _try(module, _samples(dataset, tokens), classes, "exits" in method.select.model_options)
     if tokens:
-        public = public_set(config.public, federation, tokens)
-    if tokens and augment:
+        dealt.public = public_set(config.public, dealt.federation, tokens)
+    if tokens and dealt.augment:
         raise FedloomError(
             f"augment={config.augment} is for images, and this model looks its input up as tokens. "
             "Leave it out."
@@ -274,95 +384,75 @@ def prepare(
         verify(channels, shape)
     sees = "classes" in method.mix.needs
     class_of = layout.outputs(_classifiers(module, shape, channels)) if sees else None
-    sizes = Sizes(layout, classes, 0 if public is None else len(public))
-    remembered = config.optimiser_at(1).values if config.optimiser_state == "kept" else None
-    plan = Plan.of(method, sizes, remembered)
+    return _Built(make, module, options, layout, row, tokens, submodels, channels, class_of)
+
+
+def _remembered(config: Config) -> Values | None:
+    """What clients keep of their optimiser between rounds."""
+    return config.optimiser_at(1).values if config.optimiser_state == "kept" else None
+
+
+def _engine(
+    config: Config, method: Method, device: torch.device, dealt: _Dealt, built: _Built, plan: Plan
+) -> Engine:
     beside = plan.own_sections(method)
     setting = Setting(
-        build=make,
-        layout=layout,
-        dataset=dataset,
-        federation=federation,
+        build=built.make,
+        layout=built.layout,
+        dataset=dealt.dataset,
+        federation=dealt.federation,
         device=device,
         seed=config.seed,
-        augment=augment,
-        capacities=capacities,
+        augment=dealt.augment,
+        capacities=dealt.capacities,
         extras=tuple(method.local.extras),
         width=max(plan.sections.width, 0 if beside is None else beside.width),
         pools=method.topology.pools,
-        submodels=submodels,
-        static=has_measured_norm(module, submodels),
+        submodels=built.submodels,
+        static=has_measured_norm(built.module, built.submodels),
         static_samples=config.static_samples,
-        channels=channels,
-        public=public if "public" in method.select.needs | method.local.needs else None,
-        tokens=tokens,
+        channels=built.channels,
+        public=dealt.public if "public" in method.select.needs | method.local.needs else None,
+        tokens=built.tokens,
         precision=config.precision,
         threads=config.threads,
     )
-    engine = make_engine(
+    return make_engine(
         config.engine,
         setting,
-        module,
+        built.module,
         workers=config.workers,
         participants=1 if setting.pools else config.participants,
         parts=(method.local, method.select, method.adapt.rule, method.own, plan.sections, beside),
         ray_address=config.ray_address,
     )
-    budget = replace(config.budget, least=2 if has_batch_norm(module) else 1)
+
+
+def _state(
+    config: Config,
+    method: Method,
+    dealt: _Dealt,
+    built: _Built,
+    plan: Plan,
+    sizes: Sizes,
+    engine: Engine,
+) -> State:
+    federation, part = dealt.federation, method.local.weighs
 
     def weigh(clients: np.ndarray) -> np.ndarray:
-        sizes = [federation.size(int(c), method.local.weighs) for c in clients]
-        return np.array(sizes, dtype=np.float64)
+        if method.topology.pools:
+            return np.array([federation.sizes(part).sum()], dtype=np.float64)
+        return np.array([federation.size(int(c), part) for c in clients], dtype=np.float64)
 
     attack = Attack.parse(config.attack)
-    state = State.of(
-        method, sizes, shared, weigh, engine, plan=plan,
+    return State.of(
+        method, sizes, built.row, weigh, engine, plan=plan,
         encoding=encoding(config.encode),
         screen=Screen.parse(config.screen),
         attack=attack,
         bad=attack.bad(config.clients, config.seed),
         seed=config.seed,
     )  # fmt: skip
-    about = {
-        "model": choose(shape) if factory == "auto" else config.model,
-        "model_options": model_options,
-        "shape": list(shape),
-        "classes": classes,
-        "labels": list(dataset.classes),
-        "seed": config.seed,
-        "extras": dict(method.local.extras),
-        "mean": list(dataset.mean),
-        "std": list(dataset.std),
-        "unit": int(unit_of(dataset.x.dtype)),
-        "tokens": tokens,
-        "settings": settings_of(config),
-        **fingerprints(
-            config, method, options, factory, dataset, federation, capacities, public, layout
-        ),
-        "network": _first_contacts(config, method, layout),
-        "kept": state.kept.columns.ranges,
-        "width": plan.sections.width,
-        "own": plan.own_range,
-        "personal": plan.personal,
-        "public_size": sizes.public,
-        "public": None if public is None else public.note,
-        "submodels": submodels,
-    }
-    return Experiment(
-        config=config,
-        method=method,
-        dataset=dataset,
-        federation=federation,
-        layout=layout,
-        state=state,
-        engine=engine,
-        capacities=capacities,
-        budget=budget,
-        device=device,
-        public=public,
-        about=about,
-        class_of=class_of,
-    )
 
 
 def _classifiers(

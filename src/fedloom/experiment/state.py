@@ -51,7 +51,7 @@ class State:
         server = Server(
             method.mix, sizes.layout, plan.columns, row, sizes,
             told=plan.told, remembers="last" in method.select.needs,
-            screens=bool(post.get("screen")),
+            screens=bool(post.get("screen")), counts="seen" in method.topology.needs,
         )  # fmt: skip
         clients = Clients(method, plan, plan.initial(sizes, row), engine, weigh)
         nodes = method.mix.home == "node"

@@ -9,10 +9,10 @@ them by name, the state that it declares and the facts that it needs. `combine` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -28,31 +28,6 @@ if TYPE_CHECKING:
 
 Home = Literal["server", "node"]
 Fields = dict[str, Tensor]
-V = TypeVar("V")
-
-
-class Declared(Mapping[str, V]):
-    """Values by name; one that was not declared is refused in a sentence."""
-
-    def __init__(self, values: Mapping[str, V], part: str, word: str) -> None:
-        self._values, self._part, self._word = dict(values), part, word
-
-    def __getitem__(self, name: str) -> V:
-        if name not in self._values:
-            raise FedloomError(
-                f"{self._part} reads '{name}', which is not declared: add it to `{self._word}`, so "
-                "that checkpoints, messages and the manifest know of it."
-            )
-        return self._values[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from fedloom.mix.server_step import ServerStep, moved_by
 
 @dataclass(frozen=True)
 class ControlledAverage(ServerStep):
-    """SCAFFOLD's server: x ← x + η_g · mean(y_i − x), c ← c + |S|/N · mean(Δc_i), both means over
-    the participants alike (Karimireddy et al. 2020, algorithm 1, eq. 5)."""
+    """SCAFFOLD's server: x ← x + η_g · mean(y_i − x), c ← c + |S|/N · mean(Δc_i), as in algorithm 1
+    of Karimireddy et al. 2020. Models are weighed by n_k, as in FedAvg; control variates alike."""
 
     keeps: ClassVar[Values] = {"c": Weights()}
     takes: ClassVar[frozenset[str]] = frozenset({"dc"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import EllipsisType
 
 import numpy as np
 import torch
@@ -80,11 +81,20 @@ class Post:
         """The bytes that each client is told: the model, or the columns of its sub-model, and
         values."""
         encoding = self.encoding if self.encoding.down else Float32()
-        beside = sum(encoding.through(value)[1] for value in told.values.values())
         whole = encoding.through(told.model)[1]
         each = whole // max(len(told.model), 1)
-        sizes = [whole if index is None else each * len(index) for index in indexes]
-        return np.array(sizes, dtype=np.int64) + beside
+        sizes = np.array([whole if i is None else each * len(i) for i in indexes], dtype=np.int64)
+        for name, value in told.values.items():
+            cut = [self._part_of(name, index) for index in indexes]
+            sizes += np.array([encoding.through(value[at])[1] for at in cut], dtype=np.int64)
+        return sizes
+
+    def _part_of(self, name: str, index: Tensor | None) -> Tensor | EllipsisType:
+        """Of a value like the weights, what belongs to the weights of a sub-model."""
+        section = self.plan.sections[name]
+        if index is None or not section.like_weights or not self.plan.columns.everything:
+            return ...
+        return index[index < section.shape[0]]
 
     def up(self, sent: Sent, starts: Starts, round: int) -> Arrived:
         """Messages to the server; `starts` tells where each model was when the round began."""
@@ -101,9 +111,10 @@ class Post:
         beside = self.encoding if self.encoding.beside else Float32()
         sizes = np.zeros(len(sent.clients), dtype=np.int64)
         values = {name: value.clone() for name, value in sent.values.items()}
-        for value in values.values():
-            for i, one in enumerate(value):
-                value[i], size = beside.through(one)
+        for name, value in values.items():
+            for i, index in enumerate(sent.indexes):
+                at = self._part_of(name, index)
+                value[i, at], size = beside.through(value[i, at])
                 sizes[i] += size
         if isinstance(self.encoding, Float32):
             counts = [len(m) if x is None else len(x) for m, x in zip(sent.model, sent.indexes,

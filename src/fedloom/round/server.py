@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.kinds import Sizes
+from fedloom.kinds import Declared, Sizes
 from fedloom.layout import Columns, Layout
 from fedloom.local import Optimiser
-from fedloom.mix.base import Declared, Fields, Gathering, Mix, Mixed
+from fedloom.mix.base import Fields, Gathering, Mix, Mixed
 from fedloom.round.messages import Sent, Told
 from fedloom.select import Last
 from fedloom.topology.base import Contacts
@@ -45,6 +45,7 @@ class Server:
     def __init__(
         self, mix: Mix, layout: Layout, columns: Columns, initial: Tensor, sizes: Sizes,
         told: Sequence[str] = (), remembers: bool = False, screens: bool = False,
+        counts: bool = False,
     ) -> None:  # fmt: skip
         self.mix = mix
         self.layout = layout.part(columns)
@@ -54,6 +55,7 @@ class Server:
         self.state = {name: kind.initial(sizes, initial) for name, kind in mix.keeps.items()}
         self.memory: dict[str, dict[int, Fields]] = {name: {} for name in mix.memory}
         self._told = tuple(told)
+        self._seen: dict[int, int] | None = {} if counts else None  # the last round of each
         self._lasts: dict[int, Fields] | None = {} if remembers else None
         # To tell a change from a model, a server that passes models on remembers who has which.
         passes_on = mix.home == "node" and not mix.meets
@@ -75,12 +77,13 @@ class Server:
         """Let the mix combine what was sent, and take over what it made of it; `own` are nodes'
         models as they themselves have them."""
         name = type(self.mix).__name__
-        told = self.tell()
+        # Copies of what is kept: a mix returns what changes, it does not write.
+        state = {key: value.clone() for key, value in self.state.items()}
         gathering = Gathering(
             round=opening.round,
             layout=self.layout,
             contacts=opening.contacts,
-            shared=told.model,
+            shared=self.model.clone(),
             clients=sent.clients,
             weights=sent.weights,
             rows=sent.model if own is None else own,
@@ -92,15 +95,17 @@ class Server:
             steps=sent.steps,
             momentum=opening.optimiser.momentum,
             sent=Declared(sent.values, name, "takes"),
-            state=Declared(self.state, name, "keeps"),
+            state=Declared(state, name, "keeps"),
             memory=Declared(self.memory, name, "memory"),
             facts=Declared(facts, name, "needs"),
         )
         mixed = self.mix.combine(gathering)
         self._check(mixed)
+        if self._seen is not None:
+            self._seen |= dict.fromkeys(opening.contacts.participants.tolist(), opening.round)
         if mixed.shared is not None:
-            self.model = mixed.shared
-        self.state |= mixed.state
+            self.model = mixed.shared.to(self.model.dtype)
+        self.state |= {key: value.to(self.state[key]) for key, value in mixed.state.items()}
         for key, entries in mixed.memory.items():
             self.memory[key].update(entries)
         self._note_holders(sent, mixed)
@@ -123,6 +128,11 @@ class Server:
         if mixed.clients is not None and mixed.rows is not None:
             self._held.update(zip(mixed.clients.tolist(), mixed.rows, strict=True))
 
+    def seen(self, clients: int) -> np.ndarray:
+        """The last round in which each client took part; 0: never."""
+        known = self._seen or {}
+        return np.array([known.get(c, 0) for c in range(clients)], dtype=np.int64)
+
     def lasts(self, clients: np.ndarray) -> list[Last | None] | None:
         """What these clients last sent, if anybody wants to know."""
         if self._lasts is None:
@@ -144,6 +154,8 @@ class Server:
         """What a checkpoint has to hold of this side."""
         out = {"shared": self.shared}
         out |= {f"server/{name}": value for name, value in self.state.items()}
+        if self._seen:
+            out["seen"] = torch.tensor(sorted(self._seen.items()))
         for name, entries in self.memories().items():
             for key, fields in entries.items():
                 out |= {f"memory/{name}/{key}/{field}": v for field, v in fields.items()}
@@ -159,6 +171,8 @@ class Server:
         self.model = self.columns.take(self._initial).clone()
         for name in self.state:
             self.state[name] = tensors[f"server/{name}"].clone()
+        if self._seen is not None and "seen" in tensors:
+            self._seen = {int(client): int(t) for client, t in tensors["seen"]}
         memories = self.memories()
         for path, value in tensors.items():
             if path.startswith("memory/"):

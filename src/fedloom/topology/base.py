@@ -7,14 +7,16 @@ round, for what is drawn once (a fixed graph, the ways that nodes go). It knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 
 Stream = Callable[..., np.random.Generator]
 
+NO_FACTS: Mapping[str, np.ndarray] = MappingProxyType({})
 LOST = -1  # in place of the rounds that a message is late
 
 
@@ -57,6 +59,14 @@ class Topology:
     server: bool = True
     needs: ClassVar[frozenset[str]] = frozenset()
 
-    def contacts(self, round: int, clients: int, participants: int, stream: Stream) -> Contacts:
-        """Who trains and who meets in `round`, with `participants` of `clients` asked for."""
+    def contacts(
+        self,
+        round: int,
+        clients: int,
+        participants: int,
+        stream: Stream,
+        facts: Mapping[str, np.ndarray] = NO_FACTS,
+    ) -> Contacts:
+        """Who trains and who meets in `round`, with `participants` of `clients` asked for; `facts`
+        are those that the topology `needs`, a value for each client."""
         raise NotImplementedError

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedloom.errors import unknown
-from fedloom.topology.base import Contacts, Stream, Topology
+from fedloom.topology.base import NO_FACTS, Contacts, Stream, Topology
 from fedloom.topology.faults import Faults
 from fedloom.topology.network import (
     Complete,
@@ -66,7 +67,14 @@ class Peers(Topology):
     pools: bool = field(default=False, init=False)
     server: bool = field(default=False, init=False)
 
-    def contacts(self, round: int, clients: int, participants: int, stream: Stream) -> Contacts:
+    def contacts(
+        self,
+        round: int,
+        clients: int,
+        participants: int,
+        stream: Stream,
+        facts: Mapping[str, np.ndarray] = NO_FACTS,
+    ) -> Contacts:
         up, back = self.faults.nodes(round, clients, stream)
         drawn = Star().contacts(round, clients, participants, stream).participants
         there = np.zeros(clients, dtype=bool)
