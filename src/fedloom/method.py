@@ -80,9 +80,10 @@ class Method:
             raise FedloomError(reason)
 
     def _parts(self) -> Iterator[tuple[str, LocalRule | Mix | Topology | Select]]:
-        named = {"local": self.local, "mix": self.mix, "topology": self.topology,
-                 "select": self.select}  # fmt: skip
-        yield from named.items()
+        yield "local", self.local
+        yield "mix", self.mix
+        yield "topology", self.topology
+        yield "select", self.select
         if self.own is not None:
             yield "local", self.own
 

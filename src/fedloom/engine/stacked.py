@@ -25,6 +25,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedloom.engine import stacked_mlp
 from fedloom.engine.base import Block, Done, Lasts, OneProcess, Scored, Setting, Task, same_row
+from fedloom.engine.batches import Shelf
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
 from fedloom.errors import FedloomError, telling_memory
@@ -415,7 +416,9 @@ class _Reader:
                 index[i] = p.flat[0]
             index[i][_corner(p.shape)] = p
         flat = torch.from_numpy(index.reshape(-1)).to(x.device)
-        images = self._jobs[0].shelves[part].source.normalise(x.index_select(0, flat))
+        shelf = self._jobs[0].shelves[part]
+        assert isinstance(shelf, Shelf)  # public images are not looked up here
+        images = shelf.source.normalise(x.index_select(0, flat))
         weight = None if real is None else real.to(x.device)
         return images.unflatten(0, index.shape), y.index_select(0, flat).view(index.shape), weight
 

@@ -54,7 +54,7 @@ class Job:
     row: Tensor
     start: Tensor
     values: Mapping[str, Tensor]
-    shelves: Mapping[str, Shelf]
+    shelves: Mapping[str, Shelf | PublicShelf]
     steps: list[Samples]
     widths: list[float | None]
     held: Tensor | None
@@ -94,7 +94,7 @@ class Worker:
             )
         start = model if selection is None else model[selection.index]
         chosen = time.perf_counter()
-        shelves = {}
+        shelves: dict[str, Shelf | PublicShelf] = {}
         for part in rule.parts:
             if part == "public":
                 shelves[part] = self._public_shelf

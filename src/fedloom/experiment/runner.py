@@ -142,8 +142,10 @@ class Runner:
         x, config = self.experiment, self.experiment.config
         names, topology = streams_of(config.seed, t), x.method.topology
         where = (t, config.clients, config.participants, names)
-        asked = {"facts": x.facts(topology.needs)} if topology.needs else {}
-        contacts = topology.contacts(*where, **asked)
+        if topology.needs:
+            contacts = topology.contacts(*where, x.facts(topology.needs))
+        else:
+            contacts = topology.contacts(*where)
         return Opening(t, contacts, config.optimiser_at(t), names, config.clients)
 
     def _exchange(

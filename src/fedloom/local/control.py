@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.kinds import Values, Weights
+from fedloom.kinds import Weights
 from fedloom.local.rule import (
     Back,
     Batch,
@@ -28,9 +27,9 @@ class Controlled(LocalRule):
     """SCAFFOLD (Karimireddy et al. 2020, algorithm 1): y ← y − η(g + c − c_i); after K steps
     c_i⁺ = c_i − c + (x − y)/(Kη), and the client sends Δc = c_i⁺ − c_i."""
 
-    told: ClassVar[Values] = {"c": Weights()}
-    keeps: ClassVar[Values] = {"ci": Weights()}
-    sends: ClassVar[Values] = {"dc": Weights()}
+    told = {"c": Weights()}
+    keeps = {"ci": Weights()}
+    sends = {"dc": Weights()}
 
     def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
         return grad + me.told["c"] - me.kept["ci"]
@@ -46,7 +45,7 @@ class Tethered(LocalRule):
     """Ditto's own model (Li et al. 2021): v ← v − η(∇F(v) + λ(v − w)), w as it was told."""
 
     lam: float
-    told: ClassVar[Values] = {"model": Weights()}
+    told = {"model": Weights()}
 
     def __post_init__(self) -> None:
         non_negative("lam", self.lam)
@@ -63,7 +62,7 @@ class MoreauEnvelope(LocalRule):
     lam: float = 15.0
     alpha: float = 0.01
     inner: int = 5
-    differentiates: ClassVar[bool] = True
+    differentiates = True
 
     def __post_init__(self) -> None:
         non_negative("lam", self.lam)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.errors import FedloomError
-from fedloom.kinds import Array, Values
+from fedloom.kinds import Array
 from fedloom.local.rule import (
     Back,
     Batch,
@@ -135,9 +135,9 @@ class Codistillation(LocalRule):
     round before, then from the client's own data, and send what this model says of them."""
 
     parts = ("public", "train")
-    told: ClassVar[Values] = {"targets": ON_PUBLIC}
-    sends: ClassVar[Values] = {"probabilities": ON_PUBLIC}
-    needs: ClassVar[frozenset[str]] = frozenset({"public"})
+    told = {"targets": ON_PUBLIC}
+    sends = {"probabilities": ON_PUBLIC}
+    needs = frozenset({"public"})
 
     def plan(
         self, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator

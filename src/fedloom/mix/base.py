@@ -71,28 +71,28 @@ class Gathering:
     @property
     def classes(self) -> np.ndarray:
         """Senders × classes: whether the client holds samples of the class."""
-        return self.facts["classes"][0]  # type: ignore[no-any-return]
+        return self.facts["classes"][0]
 
     @property
     def class_of(self) -> Tensor:
         """Per column, the class that it works for alone, or −1."""
-        return self.facts["classes"][1]  # type: ignore[no-any-return]
+        return self.facts["classes"][1]
 
     @property
     def public(self) -> PublicSet:
         """The server's public images, and their labels if it has them."""
-        return self.facts["public"]  # type: ignore[no-any-return]
+        return self.facts["public"]
 
     @property
     def networks(self) -> Networks:
         """What was sent as networks, to run on the public set."""
-        return self.facts["public networks"]  # type: ignore[no-any-return]
+        return self.facts["public networks"]
 
     @property
     def accuracy(self) -> np.ndarray:
         """Of what each client sent, on the part of its data that the mix `validates` on (NaN:
         nothing there)."""
-        return self.facts["accuracy"]  # type: ignore[no-any-return]
+        return self.facts["accuracy"]
 
 
 @dataclass(frozen=True)

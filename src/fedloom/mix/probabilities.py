@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from fedloom.errors import FedloomError
-from fedloom.kinds import Array, Values
+from fedloom.kinds import Array
 from fedloom.mix.average import weighted_mean
 from fedloom.mix.base import Gathering, Mix, Mixed
 
@@ -22,8 +21,8 @@ class Sharpened(Mix):
     temperature: float = 0.1
     part = "none"
     home = "node"
-    keeps: ClassVar[Values] = {"targets": Array(dims=("public", "classes"))}
-    takes: ClassVar[frozenset[str]] = frozenset({"probabilities"})
+    keeps = {"targets": Array(dims=("public", "classes"))}
+    takes = frozenset({"probabilities"})
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

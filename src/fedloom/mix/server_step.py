@@ -8,7 +8,6 @@ as a step past their mean would make variances negative.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ class ServerMomentum(ServerStep):
     """FedAvgM (Hsu et al. 2019): v ← βv + Δ, w ← w + ηv."""
 
     beta: float = 0.9
-    keeps: ClassVar[Values] = {"velocity": Weights()}
+    keeps = {"velocity": Weights()}
 
     def step(self, change: Tensor, g: Gathering) -> tuple[Tensor, dict[str, Tensor]]:
         velocity = self.beta * g.state["velocity"] + change

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from fedloom.kinds import Values, Weights
+from fedloom.kinds import Weights
 from fedloom.mix.average import weighted_mean
 from fedloom.mix.base import Gathering, Mixed
 from fedloom.mix.server_step import ServerStep, moved_by
@@ -19,8 +18,8 @@ class ControlledAverage(ServerStep):
     """SCAFFOLD's server: x ← x + η_g · mean(y_i − x), c ← c + |S|/N · mean(Δc_i), as in algorithm 1
     of Karimireddy et al. 2020. Models are weighed by n_k, as in FedAvg; control variates alike."""
 
-    keeps: ClassVar[Values] = {"c": Weights()}
-    takes: ClassVar[frozenset[str]] = frozenset({"dc"})
+    keeps = {"c": Weights()}
+    takes = frozenset({"dc"})
 
     def combine(self, g: Gathering) -> Mixed:
         mixed = super().combine(g)

@@ -394,10 +394,11 @@ def print_manifest(manifest: Manifest, model: str, shape: str) -> None:
     """What leaves a client, what stays with it and what the server keeps."""
     rows = []
     for title, lines in manifest.plain().items():
-        for i, line in enumerate(lines or [{"name": "nothing", "what": ""}]):
-            size = line.get("bytes")
-            bytes_ = "" if size is None else amount(float(str(size)))
-            rows.append(["" if i else title, str(line["name"]), str(line["what"]), bytes_])
+        if not lines:
+            rows.append([title, "nothing", "", ""])
+        for i, line in enumerate(lines):
+            size = amount(float(line["bytes"])) if "bytes" in line else ""
+            rows.append(["" if i else title, str(line["name"]), str(line["what"]), size])
     out.print(_table(("", "name", "what", f"bytes ({model}, {shape})"), rows, left=3))
 
 

@@ -126,7 +126,7 @@ class Manifest:
             server=() if nodes else tuple(_server(method, sizes, plan)),
         )
 
-    def plain(self, bytes_each: int = 4) -> dict[str, list[dict[str, object]]]:
+    def plain(self, bytes_each: int = 4) -> dict[str, list[dict[str, str | int]]]:
         """As lists of words and numbers, for a file."""
         return {
             title: [

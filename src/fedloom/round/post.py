@@ -125,14 +125,14 @@ class Post:
         lost = self.lost.compose(sent.clients, torch.zeros(self.plan.columns.width))
         lost = self.plan.columns.take(lost).clone()
         for i, index in enumerate(sent.indexes):
-            at = slice(None) if index is None else index
-            wanted = model[i, at] - origin[i, at] + lost[i, at] if changes else model[i, at]
+            here = slice(None) if index is None else index
+            wanted = model[i, here] - origin[i, here] + lost[i, here] if changes else model[i, here]
             arrived, size = self.encoding.through(wanted)
             sizes[i] += size
             if changes:
-                lost[i, at] = wanted - arrived
-                arrived = origin[i, at] + arrived
-            model[i, at] = arrived
+                lost[i, here] = wanted - arrived
+                arrived = origin[i, here] + arrived
+            model[i, here] = arrived
         if changes:
             whole = torch.zeros((len(lost), self.plan.columns.width))
             self.plan.columns.put(whole, lost)

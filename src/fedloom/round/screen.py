@@ -94,7 +94,7 @@ def refuse_heard(
         me = place[int(node)]
         at = np.flatnonzero(receiver == node)
         far = {}
-        for k in at:
+        for k in at.tolist():
             i = place[int(sender[k])]
             if i in bad:
                 yield int(k), Refusal(int(sender[k]), "it holds NaN or infinite values")
