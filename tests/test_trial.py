@@ -273,7 +273,7 @@ def test_wrong_options_of_networks_and_faults_have_a_colon():
     ("settings", "wanted"),
     [
         ({"clients": True}, "give a whole number"),
-        ({"lr": True}, "give a number"),
+        ({"lr": True}, r"give a number \(lr"),
         ({"clip": True}, "give a number or none"),
         ({"score_on": True}, "give auto or test or query"),
         ({"model": 3}, r"model=3 is not valid: give a model's name, FILE.py:FACTORY, or"),
