@@ -52,6 +52,7 @@ MORE = {
     "feddse": {"temperature": 1.0},
     "fedgse-spl": {"public": "share:0.1", "samples": 32},
     "fedgse-csl": {"public": "share:0.1", "samples": 16, "rounds": 3, "lr": 0.5},
+    "fedbn": {"model": "conv4", "model_options": {"channels": [4, 4, 8, 8]}},
     "depthfl": {"model": "conv4", "model_options": {"channels": [4, 4, 8, 8]}, "ramp": 2},
 }
 EVERYBODY = {"participation": 1.0, "public": "share:0.1"}

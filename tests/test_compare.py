@@ -155,7 +155,7 @@ def test_a_definition_that_fixes_the_local_work_is_named(in_tmp):
 
 def test_sub_models_without_capacities_are_called_what_they_are(in_tmp):
     comparison = compared("fedavg", "fedrolex", "fedprox:mu=0", "fedprox:mu=1", "depthfl")
-    told = comparison.differences
+    told = comparison.notes
     twin = "its results are those of fedavg in every round"
     assert told["fedrolex"] == [
         "all capacities are 1, so every client trains the whole model",
@@ -163,7 +163,8 @@ def test_sub_models_without_capacities_are_called_what_they_are(in_tmp):
     ]
     assert told["fedprox:mu=0"] == [twin]
     assert "fedprox:mu=1" not in told
-    assert told["depthfl"][0].startswith("another model (model_options=")
+    assert list(comparison.differences) == ["depthfl"]
+    assert comparison.differences["depthfl"][0].startswith("another model (model_options=")
     assert comparison.same == ["data", "clients", "participants"]
 
 
@@ -181,7 +182,7 @@ def test_a_public_share_takes_data_from_the_clients_of_one_method(in_tmp):
     assert told[:2] == ["public=share:0.01 (fedavg: none)", "so its clients hold other data"]
     both = compared("fedavg", "fedgse-spl", public="share:0.01")
     assert "clients" in both.same
-    assert both.differences["fedavg"] == ["makes no use of the public set"]
+    assert both.notes["fedavg"] == ["makes no use of the public set"]
 
 
 def test_the_command_line_says_what_was_scored_and_what_differs(in_tmp, monkeypatch, capsys):

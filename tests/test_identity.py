@@ -54,7 +54,8 @@ def test_an_edited_line_is_named_wherever_the_config_is_read(quick):
     ):
         with pytest.raises(FedloomError, match=r"It says lr=0.5, and the run was made with 0.05"):
             use()
-    fork = fedloom.run(fork="here", out="new", rounds=4)
+    with pytest.warns(UserWarning, match=r"says lr=0.5, .* The fork starts with the settings that"):
+        fork = fedloom.run(fork="here", out="new", rounds=4)
     assert fork.rounds["lr"].tolist() == [0.05] * 4
 
 
@@ -112,17 +113,18 @@ def replaced(file, old, new):
 
 
 FILES = {
-    "partition": ("fedavg", {"partition": "file:deal.json"}, swapped),
-    "capacities": (
+    "another partition": ("fedavg", {"partition": "file:deal.json"}, swapped),
+    "other capacities": (
         "heterofl",
         {"capacities": "able.csv", "model_options": {"hidden": [8]}},
         replaced("able.csv", "0,1\n1,1\n2,0.5\n3,0.5", "0,0.5\n1,1\n2,1\n3,0.5"),
     ),
-    "public images": ("fedswap:partner=min", {"public": "public.npz"}, other_public),
-    "contacts": ("p2p-fedavg", {"topology": "trace:meet.csv"},
+    "other public images": ("fedswap:partner=min", {"public": "public.npz"}, other_public),
+    "other contacts": ("p2p-fedavg", {"topology": "trace:meet.csv"},
                  replaced("meet.csv", "2,2,3", "2,1,3")),
-    "source of the method": ("mine.py", {}, replaced("mine.py", "Method()", "Method() ")),
-    "source of the model": ("fedavg", {"model": "net.py:net"}, replaced("net.py", "ReLU", "Tanh")),
+    "another source of the method": ("mine.py", {}, replaced("mine.py", "Method()", "Method() ")),
+    "another source of the model": ("fedavg", {"model": "net.py:net"},
+                                    replaced("net.py", "ReLU", "Tanh")),
 }  # fmt: skip
 
 
@@ -133,7 +135,7 @@ def test_a_run_does_not_go_on_with_another_file_of_the_same_name(named_files, wh
     fedloom.run(method, out="here", resume=True, rounds=3)
     before = everything("here")
     change()
-    with pytest.raises(FedloomError, match=f"made with other {what} than this .*--fork here"):
+    with pytest.raises(FedloomError, match=f"made with {what} than this .*--fork here"):
         fedloom.run(method, out="here", resume=True, rounds=4, model=settings.get("model"))
     assert everything("here") == before
     forked = fedloom.run(method, fork="here", out="new", rounds=4, model=settings.get("model"))

@@ -177,7 +177,7 @@ def test_fedbn_keeps_norm_layers_and_refuses_models_without(quick):
         same = torch.equal(a[name], b[name])
         assert same != (".norm." in name and "num_batches" not in name), name
     with pytest.raises(FedloomError, match="has none"):
-        quick("fedbn")
+        quick("fedbn", model="mlp")
 
 
 def test_pfedme_steps_towards_the_proximal_point(quick):

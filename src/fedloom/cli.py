@@ -294,6 +294,7 @@ def run(
     print_result(result)
     if profile:
         print_profile(result)
+    _print_pictures(plot)
 
 
 @app.command()
@@ -433,6 +434,13 @@ def show(
     if swaps:
         result.plot_swaps(swaps)
     print_result(result, details=True)
+    _print_pictures(plot, swaps)
+
+
+def _print_pictures(*files: Path | None) -> None:
+    for file in files:
+        if file is not None:
+            print(f"Picture: {file}")
 
 
 @app.command()

@@ -54,8 +54,7 @@ def shortage(doing: str, error: BaseException) -> str:
         amount = f" ({size} more were needed at once)"
     return (
         f"There is not enough memory for {doing}{amount}. Use a smaller model, a smaller --batch, "
-        "fewer samples or clients, or fewer --workers. Rounds that were finished are not lost: "
-        "where there is more memory, --resume goes on."
+        "fewer samples or clients, or fewer --workers."
     )
 
 

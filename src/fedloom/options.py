@@ -7,7 +7,8 @@ quoted in a few words, however large it is.
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -27,7 +28,7 @@ class Options(BaseModel):
     def _sane(cls, value: Any, info: ValidationInfo) -> Any:
         annotation = cls.model_fields[str(info.field_name)].annotation
         if _holds_truth(value) and not _takes(annotation, (bool, Any)):
-            raise ValueError("true and false are not values for this; give a number or a word")
+            raise ValueError(f"true and false are not values for this; give {_wanted(annotation)}")
         if isinstance(value, str) and len(value) > _LONGEST:
             raise ValueError(f"it has more than {_LONGEST:,} characters")
         return value
@@ -60,6 +61,23 @@ def wrong(error: ValidationError) -> tuple[str, str, str]:
     name = str(first["loc"][0]) if first["loc"] else "?"
     message = first["msg"].removeprefix("Value error, ")
     return name, quoted(first.get("input")), message[:1].lower() + message[1:]
+
+
+def _wanted(annotation: Any) -> str:
+    """What a field takes, in words.
+
+    >>> _wanted(int), _wanted(float | None), _wanted(Literal["kept", "lost"])
+    ('a whole number', 'a number or none', 'kept or lost')
+    """
+    plain = {int: "a whole number", float: "a number", str: "text", NoneType: "none"}
+    if annotation in plain:
+        return plain[annotation]
+    origin = get_origin(annotation)
+    if origin in (list, tuple, dict):
+        return "options by name" if origin is dict else "a list"
+    inner = get_args(annotation)
+    words = inner if origin is Literal else [_wanted(kind) for kind in inner]
+    return " or ".join(map(str, dict.fromkeys(words))) or "another value"
 
 
 def _takes(annotation: Any, kinds: tuple[Any, ...]) -> bool:

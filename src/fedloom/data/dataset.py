@@ -13,11 +13,21 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.images import Images, Joined, channel_scale, chunks, column_scale, empty_like
+from fedloom.data.images import (
+    Images,
+    Joined,
+    channel_scale,
+    chunks,
+    column_scale,
+    empty_like,
+    noun,
+)
 from fedloom.errors import FedloomError
 from fedloom.streams import stream
 
 __all__ = ["Dataset", "Images", "as_images", "from_arrays", "hold_out", "measured", "stratified"]
+
+_CLASSES_CHECKED = 20  # samples; fewer may well have as many classes
 
 Labels = npt.ArrayLike | Sequence[Hashable]
 
@@ -44,13 +54,13 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
-            raise FedloomError(f"Data set '{self.name}' has no training images.")
+            raise FedloomError(f"Data set '{self.name}' has no training {noun(self.x.shape)}.")
         for part, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
-            _check_images(f"The {part} images of '{self.name}'", x)
+            _check_images(f"The {part} {noun(x.shape)} of '{self.name}'", x)
             _check_labels(f"The {part} labels of '{self.name}'", y, len(x), len(self.classes))
         if self.x.shape[1:] != self.x_test.shape[1:] or self.x.dtype != self.x_test.dtype:
             raise FedloomError(
-                f"Training and test images of '{self.name}' differ: "
+                f"Training and test {noun(self.x.shape)} of '{self.name}' differ: "
                 f"{_look(self.x)} and {_look(self.x_test)}. Give both the same shape and type."
             )
         channels, height, width = self.shape
@@ -111,7 +121,7 @@ def measured(
 ) -> Dataset:
     """A data set whose mean and std are measured on its training images, of a `table` column by
     column."""
-    _check_images(f"The training images of '{name}'", x)  # bad images have no mean
+    _check_images(f"The training {noun(x.shape)} of '{name}'", x)  # bad images have no mean
     mean, std = (column_scale if table else channel_scale)(x)
     y, y_test = y.astype(np.int64), y_test.astype(np.int64)
     return Dataset(name, x, y, x_test, y_test, tuple(classes), mean, std)
@@ -136,10 +146,10 @@ def from_arrays(
     >>> data.shape, data.classes, len(data.x), len(data.held_out)
     ((1, 1, 10), ('a', 'b'), 10, 2)
     """
-    images, labels = as_images("The images", x), _as_labels(y)
+    images, labels = as_images("The data", x), _as_labels(y)
     table = np.ndim(x) == 2
     if x_test is not None and y_test is not None:
-        test_images, test_labels = as_images("The test images", x_test), _as_labels(y_test)
+        test_images, test_labels = as_images("The test data", x_test), _as_labels(y_test)
         if images.dtype != test_images.dtype:
             common = np.result_type(images.dtype, test_images.dtype)
             common = common if common.kind == "i" else np.dtype(np.float32)
@@ -163,7 +173,7 @@ def hold_out(
 ) -> Dataset:
     """A data set without a test part, of which a stratified share is held out for one. Rows stay
     where they are, so that a partition may name them."""
-    _check_images(f"The images of '{name}'", x)
+    _check_images(f"The {noun(x.shape)} of '{name}'", x)
     _check_labels(f"The labels of '{name}'", y, len(x), len(classes))
     held_out = np.flatnonzero(stratified(y, test_share, seed))
     rows = np.delete(np.arange(len(y)), held_out)
@@ -232,10 +242,10 @@ def _as_labels(y: Labels) -> list[Hashable]:
     try:
         labels = np.asarray(y)
     except ValueError as e:  # ragged lists
-        raise FedloomError(f"Labels must be one per image: {e}") from None
+        raise FedloomError(f"Labels must be one per sample: {e}") from None
     if labels.ndim != 1:
         hint = " Turn one-hot rows into numbers with y.argmax(1)." if labels.ndim == 2 else ""
-        raise FedloomError(f"Labels must be one per image, not of shape {labels.shape}.{hint}")
+        raise FedloomError(f"Labels must be one per sample, not of shape {labels.shape}.{hint}")
     return list(labels.tolist())
 
 
@@ -244,15 +254,21 @@ def _number(labels: Sequence[Hashable]) -> tuple[npt.NDArray[np.int64], tuple[st
     try:
         distinct = set(labels)
     except TypeError as e:
-        raise FedloomError(f"Labels must be numbers or names, one per image: {e}.") from None
+        raise FedloomError(f"Labels must be numbers or names, one per sample: {e}.") from None
     if any(label != label for label in distinct):  # only NaN differs from itself
         raise FedloomError("Some labels are NaN. Remove these rows or give them a label.")
     fraction = next((label for label in labels if isinstance(label, float | np.floating)), None)
     if fraction is not None:
         raise FedloomError(
             f"Some labels are not whole numbers, such as {fraction:g}: fedloom does "
-            "classification, so it needs a class for every image, not a value to predict. Cut the "
+            "classification, so it needs a class for every sample, not a value to predict. Cut the "
             "values into classes (np.digitize), or write names of classes as text."
+        )
+    if len(labels) >= _CLASSES_CHECKED and len(distinct) > len(labels) / 2:
+        raise FedloomError(
+            f"There are {len(distinct)} different labels for {len(labels)} samples: labels are "
+            "classes, of which there should be several samples each, and values to predict are not "
+            "supported yet. Cut values into classes (np.digitize), or give more samples of each."
         )
     try:
         ordered = sorted(distinct)  # type: ignore[type-var]
@@ -286,15 +302,16 @@ def _check_images(what: str, x: Images) -> None:
             bad = np.flatnonzero(~np.isfinite(rows).all(axis=(1, 2, 3)))
             if len(bad):
                 raise FedloomError(
-                    f"{what} contain NaN or infinity, first in image {start + bad[0]}."
+                    f"{what} contain NaN or infinity, first in {noun(x.shape)[:-1]} "
+                    f"{start + bad[0]}."
                 )
 
 
-def _check_labels(what: str, y: np.ndarray, images: int, classes: int) -> None:
+def _check_labels(what: str, y: np.ndarray, rows: int, classes: int) -> None:
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise FedloomError(f"{what} must be a row of integers, not {y.ndim}-D {y.dtype}.")
-    if len(y) != images:
-        raise FedloomError(f"{what} number {len(y)}, but there are {images} images.")
+    if len(y) != rows:
+        raise FedloomError(f"{what} number {len(y)}, but there are {rows} samples.")
     if len(y) and y.min() < 0:
         raise FedloomError(f"{what} go down to {y.min()}; labels start at 0.")
     if len(y) and y.max() >= classes:

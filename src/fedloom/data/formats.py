@@ -7,6 +7,7 @@ A file that is not what it should be is refused with its name and what is wrong 
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import os
 import warnings
@@ -202,12 +203,27 @@ def _opened(file: Path) -> Iterator[Image.Image]:
     except FedloomError:
         raise
     except Exception as error:  # Pillow has many words for damage, and for headers that are lies
-        raise FedloomError(f"Cannot read the image {file}: {_reason(error)}") from None
+        giant = isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError)
+        why = (
+            f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels, the most that are read. Make it "
+            "smaller."
+            if giant
+            else reason(error)
+        )
+        raise FedloomError(f"Cannot read the image {file}: {why}") from None
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """What a reader complains of, as the end of a sentence that is not too long."""
     text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        text = "there is no such file"
+    elif isinstance(error, OSError) and error.strerror:
+        text = error.strerror[:1].lower() + error.strerror[1:]
+    elif isinstance(error, json.JSONDecodeError):
+        text = f"it is not valid JSON from line {error.lineno}, column {error.colno} on"
+    elif isinstance(error, UnicodeDecodeError):
+        text = "it is not text"
     return (text if len(text) <= 240 else f"{text[:240]}...").rstrip(".") + "."
 
 
@@ -233,7 +249,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     except OSError:
         raise
     except Exception as error:  # zipfile, zlib and NumPy have many words for damage
-        raise ValueError(_reason(error)) from None
+        raise ValueError(reason(error)) from None
     return held
 
 

@@ -32,6 +32,11 @@ class Images(Protocol):
     def __getitem__(self, index: Index, /) -> np.ndarray: ...
 
 
+def noun(shape: Sequence[int]) -> str:
+    """What the rows of a stack (N, C, H, W) are called: those of a table are no images."""
+    return "samples" if tuple(shape[1:3]) == (1, 1) else "images"
+
+
 class Joined:
     """Two stacks of images seen as one, without copying either."""
 

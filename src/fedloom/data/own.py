@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.data.dataset import Dataset, from_arrays, hold_out, measured
-from fedloom.data.formats import read_image_folder, read_npz
+from fedloom.data.formats import read_image_folder, read_npz, reason
 from fedloom.data.options import Value, integer, number, sizes
 from fedloom.errors import FedloomError
 
@@ -32,7 +32,7 @@ def from_npz(path: Path, *, test_share: Value = 0.2, seed: Value = 0) -> Dataset
     try:
         held = {key.replace("_train", ""): array for key, array in read_npz(path).items()}
     except (OSError, ValueError) as error:
-        raise FedloomError(f"Cannot read {path}: {error}") from None
+        raise FedloomError(f"Cannot read {path}: {reason(error)}") from None
     if not {"x", "y"} <= held.keys():
         raise FedloomError(
             f"{path} has the arrays {', '.join(sorted(held)) or 'none'}; it needs x and y, "

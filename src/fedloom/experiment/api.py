@@ -15,12 +15,12 @@ import yaml
 
 from fedloom.data.partition import Partition
 from fedloom.engine import Diverged
-from fedloom.errors import FedloomError, unknown
+from fedloom.errors import FedloomError, OutOfMemory, unknown
 from fedloom.experiment.compare import Comparison
 from fedloom.experiment.config import make_config, merge, normal, parse_settings
 from fedloom.experiment.fork import Origin
-from fedloom.experiment.identity import check_settings
-from fedloom.experiment.pairing import unused
+from fedloom.experiment.identity import check_settings, check_sources
+from fedloom.experiment.pairing import unconcerned, unused
 from fedloom.experiment.plugins import is_file, method_class, trust
 from fedloom.experiment.result import Result
 from fedloom.experiment.runner import Runner, Watcher
@@ -30,6 +30,7 @@ from fedloom.experiment.store import RunStore
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
+from fedloom.options import quoted
 
 _MOST_SEEDS = 10_000
 
@@ -67,8 +68,9 @@ def run(
             trust(named)
     given = {**settings, "data": data, "model": model}
     if resume and out is not None:
-        _settle(RunStore(Path(out)))
-        method = method or str(RunStore.open(Path(out)).config()["method"])
+        store = _to_resume(Path(out))
+        check_sources(store.path, store.about(), store.config())
+        method = method or str(store.config()["method"])
     origin = None if fork is None or resume else Origin.find(str(fork))
     if origin is not None:
         plan = _plan_fork(origin, method, given, lenient=lenient)
@@ -79,11 +81,11 @@ def run(
     store = RunStore(Path(out) if out is not None else _default_out(plan.config, resume))
     if origin is not None and store.path.resolve() == origin.store.path.resolve():
         raise FedloomError(f"A fork of '{store.path}' can't replace it: choose another --out.")
-    _settle(store)
     if resume:
-        RunStore.open(store.path)
+        _to_resume(store.path)
         with store.held():
             return _resume(plan, store, watchers)
+    _settle(store)
     store.check_free(overwrite=overwrite)
     experiment = _prepare(plan, plan.config, plan.options)
     if origin is not None:
@@ -99,7 +101,7 @@ def run(
 
 def compare(
     methods: Sequence[MethodLike],
-    *,
+    *more: MethodLike,
     seeds: int = 3,
     seed: int = 0,
     out: str | Path | None = None,
@@ -113,12 +115,14 @@ def compare(
     Each of `seeds` seeds (`seed`, `seed + 1`, ...) gives one run per method; methods are paired
     by seed. Settings go to all methods; each takes what concerns it. What is the same in all runs
     (data, clients, initial weights, participants) is in `same`, what a method's definition changes
-    in `differences`. A method that diverges is left out and named in `diverged`; the others go on.
+    in `differences`, further remarks in `notes`. A method that diverges is left out and named in
+    `diverged`; the others go on.
     """
     if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= _MOST_SEEDS:
         raise FedloomError(f"seeds={seeds!r}: give their number, from 1 to {_MOST_SEEDS:,}.")
-    if not isinstance(methods, Iterable) or isinstance(methods, str):
-        raise FedloomError(f"Give the methods as a list: compare([{methods!r}, ...]).")
+    if more or not isinstance(methods, Iterable) or isinstance(methods, str):
+        words = ", ".join(map(repr, (methods, *more))) if more else f"{methods!r}, ..."
+        raise FedloomError(f"Give the methods as a list: compare([{words}]).")
     methods, seed = list(methods), normal("seed", seed)
     labels = [_label(m) for m in methods]
     if len(set(labels)) < len(labels):
@@ -136,7 +140,8 @@ def compare(
     for key in settings:
         if not any(key in own for _, _, own in plans):
             raise unknown("setting", key, Config.model_fields)
-    notes = _scored_alike(plans)
+    _drop_unconcerned(plans)
+    without_use = _scored_alike(plans)
     _check_flags(out, resume, overwrite)
     taken, free = _numbered(Path("runs") / "compare")
     folder = Path(out) if out is not None else taken[-1] if resume and taken else free
@@ -173,22 +178,35 @@ def compare(
         results[label].append(result)
     if not results:
         raise Diverged(next(iter(diverged.values())))
-    return Comparison(results, folder, diverged, asked=settings, notes=notes)
+    return Comparison(results, folder, diverged, asked=settings, unused=without_use)
+
+
+def _drop_unconcerned(plans: Sequence[tuple[MethodLike, str, dict[str, Any]]]) -> None:
+    """Take from each method the settings that would do nothing there, unless they do nothing for
+    any: then running refuses them."""
+    found = []
+    for method, _, own in plans:
+        plan = _plan(method, own, lenient=True)
+        found.append(unconcerned(plan.config, plan.options.build()))
+    for (_, _, own), keys in zip(plans, found, strict=True):
+        for key in keys:
+            if not all(key in others for others in found):
+                own.pop(key, None)
 
 
 def _scored_alike(plans: Sequence[tuple[MethodLike, str, dict[str, Any]]]) -> dict[str, list[str]]:
     """Check every method before the first one runs. Where one adapts to the support part, all are
     scored without it, so that their scores are of the same samples. Returns what each makes no use
-    of."""
-    notes, adapts = {}, False
+    of, in words."""
+    out, adapts = {}, False
     for method, label, own in plans:
         plan = _plan(method, own, lenient=True)
         adapts |= plan.config.score_on == "query"
-        notes[label] = unused(plan.config, plan.options.build())
+        out[label] = unused(plan.config, plan.options.build())
     for _, _, own in plans:
         if adapts and own.get("score_on", "auto") == "auto":
             own["score_on"] = "query"
-    return notes
+    return out
 
 
 def load(path: str | Path) -> Result:
@@ -238,6 +256,19 @@ def _settle(store: RunStore) -> None:
     if store.interrupted:
         with store.held():
             store.recover()
+
+
+def _to_resume(path: Path) -> RunStore:
+    """The run to go on with, after what a killed process may have left was settled."""
+    store = RunStore(path)
+    _settle(store)
+    if not store.exists and store.untouched:
+        what = "is empty" if path.exists() else "does not exist"
+        raise FedloomError(
+            f"'{path}' {what}: no run was begun there. Run it again without --resume, or name the "
+            "directory of a run."
+        )
+    return RunStore.open(path)
 
 
 def _default_out(config: Config, resume: bool) -> Path:
@@ -342,6 +373,7 @@ def _restart(
 def _reopen(store: RunStore, config: Config, done: int) -> None:
     """Cut a run to its last whole round, and write down what may change."""
     store.cut(done)
+    store.warn_of_lost_tables()
     if not store.is_sealed() or store.config() != yaml.safe_load(config.dump()):
         store.reconfigure(config.dump())
 
@@ -393,6 +425,11 @@ def _told(store: RunStore, *, fresh: bool = False) -> Iterator[None]:
             store.drop_if_empty()
         if isinstance(e, KeyboardInterrupt):
             raise Stopped(store.path, old_is_back=back) from None
+        if isinstance(e, OutOfMemory) and not back and store.has_checkpoint():
+            raise OutOfMemory(
+                f"{e} Rounds that were finished are not lost: where there is more memory, --resume "
+                f"--out {store.path} goes on."
+            ) from e
         if isinstance(e, OSError) and e.errno == errno.ENOSPC:
             raise FedloomError(_full(store, back)) from e
         raise
@@ -450,6 +487,11 @@ def _plan(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> 
             given[key] = f"file:{value}" if key == "partition" else str(value)
         elif value is not None and not isinstance(value, str):
             objects[key], given[key] = value, "custom"
+    if "model" in objects and not callable(objects["model"]):
+        raise FedloomError(
+            f"model={quoted(objects['model'])} is not valid: give a model's name, "
+            "FILE.py:FACTORY, or in Python a factory (shape, classes) -> nn.Module."
+        )
     if "partition" in objects:
         objects["partition"] = Partition.of_object(objects["partition"])
     cls, named = _named(method)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedloom.experiment.pairing import differences, in_common
+from fedloom.experiment.pairing import differences, in_common, notes
 from fedloom.experiment.result import Result
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class Comparison:
     """The runs of a comparison: method → one result per seed, in the same order of seeds.
 
     `same` names what is the same in all runs of a seed; `differences` says by method in what it
-    differs from the baseline, or from the settings that were `asked` for.
+    differs from the baseline, or from the settings that were `asked` for; `notes` what else a
+    reader should know of it.
     """
 
     FILES = ("table.csv", "comparison.png", "report.html")
@@ -43,12 +44,12 @@ class Comparison:
         path: Path,
         diverged: Mapping[str, str] | None = None,
         asked: Mapping[str, Any] | None = None,
-        notes: Mapping[str, Sequence[str]] | None = None,
+        unused: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.results = results
         self.path = path
         self.diverged = dict(diverged or {})  # methods left out, and why
-        self._asked, self._notes = asked or {}, notes or {}
+        self._asked, self._unused = asked or {}, unused or {}
 
     @property
     def baseline(self) -> str:
@@ -61,7 +62,16 @@ class Comparison:
 
     @cached_property
     def differences(self) -> dict[str, list[str]]:
-        return differences(self.results, self.baseline, self._asked, self._notes)
+        return differences(self.results, self.baseline, self._asked, self._unused)
+
+    @cached_property
+    def notes(self) -> dict[str, list[str]]:
+        return notes(self.results, self._unused)
+
+    def remarks_by_method(self) -> dict[str, dict[str, list[str]]]:
+        """`differences` and `notes` under their headings, as far as there are any."""
+        found = {"Not the same": self.differences, "Note": self.notes}
+        return {heading: words for heading, words in found.items() if words}
 
     def remarks(self) -> list[str]:
         """What a reader of the table must know, as sentences."""
@@ -155,7 +165,7 @@ class Comparison:
         heads, rows = self.cells()
         first = next(iter(self.results.values()))[0]
         page = comparison_page(
-            heads, rows, first.config, picture, " ".join(self.remarks()), self.differences
+            heads, rows, first.config, picture, " ".join(self.remarks()), self.remarks_by_method()
         )
         report.write_text(page, encoding="utf-8")
         return report

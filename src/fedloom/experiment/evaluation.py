@@ -108,7 +108,8 @@ class Evaluation:
         return (x.state.models(some)[:, : x.layout.trainable] for some in _chunks(clients))
 
     def _score_common(self, clients: np.ndarray) -> pd.DataFrame | None:
-        """The common test set: by the shared model, or by each of the clients' own."""
+        """The common test set: by the shared model, or by each of the clients' own. Clients without
+        one are scored by the newcomer rule if it names a single model, else left out."""
         x = self.experiment
         if not len(x.federation.global_test()):
             return None
@@ -123,21 +124,35 @@ class Evaluation:
             who = np.sort(drawn[: x.config.eval_common])
         if not len(who):
             return None
-        tables = [
-            _common(some, x.engine.score_global(x.state.models(some), some))
-            for some in _chunks(who)
-        ]
-        return pd.concat(tables, ignore_index=True)
+        known = self._has_model(who)
+        models = [(some, x.state.models(some)) for some in _chunks(who[known])]
+        others = who[~known]
+        if len(others) and x.method.newcomer.choice == "only":
+            tried = self._candidates()
+            models += [(some, tried.expand(len(some), -1)) for some in _chunks(others)]
+        tables = [_common(some, x.engine.score_global(rows, some)) for some, rows in models]
+        if not tables:
+            return None
+        return pd.concat(tables, ignore_index=True).sort_values("client", ignore_index=True)
+
+    def _has_model(self, clients: np.ndarray) -> np.ndarray:
+        """Who is scored with its own model or the shared one, not by the newcomer rule."""
+        return np.array([self.experiment.state.knows(int(c)) for c in clients], dtype=bool)
+
+    def _candidates(self) -> Tensor:
+        """The models that a client without one of its own may try."""
+        state = self.experiment.state
+        weights = state.clients.weigh(state.kept.clients)
+        return state.candidates(self.experiment.method.newcomer, weights)
 
     def _score_clients(self, t: int, clients: np.ndarray) -> pd.DataFrame:
         """Everyone with its own model or the shared one; the others by the newcomer rule."""
         state, newcomer = self.experiment.state, self.experiment.method.newcomer
-        known = np.array([state.knows(int(c)) for c in clients])
+        known = self._has_model(clients)
         tables = [self._score_rows(t, some, state.models(some)) for some in _chunks(clients[known])]
         others = clients[~known]
         if len(others):
-            owners = state.kept.clients
-            tried = state.candidates(newcomer, state.clients.weigh(owners))
+            owners, tried = state.kept.clients, self._candidates()
             if newcomer.choice == "only":
                 tables += [
                     self._score_rows(t, some, tried.expand(len(some), -1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import FedloomError
 from fedloom.experiment.settings import Config
-from fedloom.experiment.store import RunStore
+from fedloom.experiment.store import DamagedFile, RunStore
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,12 +36,15 @@ class Origin:
         tensors, about = store.checkpoint(int(number) if named else None)
         try:
             config = store.config()
-        except (
-            FedloomError
-        ):  # it was edited or is damaged: what the checkpoint was made with counts
+        except DamagedFile as e:
             if "settings" not in about:
                 raise
             config = about["settings"]
+            warnings.warn(
+                f"{e.what}. The fork starts with the settings that the checkpoint was made with; "
+                "rounds and what concerns only speed or scoring have their defaults unless given.",
+                stacklevel=2,
+            )
         return Origin(store, {k: v for k, v in config.items() if k != "fork"}, tensors, about)
 
     @property

@@ -35,15 +35,15 @@ _LOOKED_AT = 64  # images that tell one data set from another
 
 #: fingerprint in a checkpoint → what it is of, and the setting that names it
 CONTENTS = {
-    "fingerprint": ("data", "data"),
-    "images": ("data", "data"),
-    "dealt": ("partition", "partition"),
-    "dealt_capacities": ("capacities", "capacities"),
-    "network": ("contacts", "topology"),
-    "public_images": ("public images", "public"),
-    "method_source": ("source of the method", "method"),
-    "model_source": ("source of the model", "model"),
-    "layout": ("layers of the model", "model"),
+    "fingerprint": ("other data", "data"),
+    "images": ("other data", "data"),
+    "dealt": ("another partition", "partition"),
+    "dealt_capacities": ("other capacities", "capacities"),
+    "network": ("other contacts", "topology"),
+    "public_images": ("other public images", "public"),
+    "method_source": ("another source of the method", "method"),
+    "model_source": ("another source of the model", "model"),
+    "layout": ("other layers of the model", "model"),
 }
 
 
@@ -74,12 +74,26 @@ def check_contents(
     path: Path, before: Mapping[str, Any], now: Mapping[str, Any], config: Config
 ) -> None:
     """Refuse other data, partitions, files or sources than the run's checkpoint was made with."""
-    for key, (what, setting) in CONTENTS.items():
+    for key, (_, setting) in CONTENTS.items():
         if before.get(key, now[key]) != now[key]:
-            raise FedloomError(
-                f"'{path}' was made with other {what} than this "
-                f"({setting}={getattr(config, setting)} has changed since). {go_on(path)}"
-            )
+            raise _changed(path, key, getattr(config, setting))
+
+
+def check_sources(path: Path, about: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse source files that have changed since the run's checkpoint was made, before they run:
+    naming them would not help."""
+    for key in ("method", "model"):
+        name, known = str(config.get(key, "")), f"{key}_source"
+        if is_file(name) and about.get(known) not in (None, _digest([source_of(name)])):
+            raise _changed(path, known, name)
+
+
+def _changed(path: Path, key: str, name: str) -> FedloomError:
+    what, setting = CONTENTS[key]
+    return FedloomError(
+        f"'{path}' was made with {what} than this ({setting}={name} has changed since). "
+        f"{go_on(path)}"
+    )
 
 
 def go_on(path: Path) -> str:

@@ -20,6 +20,7 @@ from fedloom.experiment.settings import Config
 from fedloom.method import Method
 from fedloom.methods.registry import without_nones
 from fedloom.select import Whole
+from fedloom.topology import Faults, Peers
 
 #: settings that say which data there is, and who holds what of it
 _DATA = ("data", "data_options", "pool")
@@ -31,9 +32,26 @@ _MODEL = ("model", "model_options", "shape", "classes", "seed")
 _COST = ["seconds", "eval_seconds", "peak_memory", "participants", "macs", "bytes_up", "bytes_down"]
 _SAME_RESULT = 1e-6  # relative: engines may round differently
 
+#: settings that only some methods know, and what the others do
+_WHY = {
+    "capacities": " (every client trains the whole model)",
+    "faults": " (there is a server, and faults are of nodes that meet)",
+}
+
 ONE_LEARNER = "one learner trains on the data of all clients, so there are no participants"
 
 Runs = Mapping[str, Sequence[Result]]
+
+
+def unconcerned(config: Config, method: Method) -> list[str]:
+    """The settings that a single run of this method would refuse, as they would do nothing."""
+    out = []
+    if isinstance(method.select, Whole) and not Capacities.parse(config.capacities).whole:
+        out.append("capacities")
+    among = config.topology is not None or isinstance(method.topology, Peers)
+    if not among and Faults.parse(config.faults) != Faults.parse("none"):
+        out.append("faults")
+    return out
 
 
 def unused(config: Config, method: Method) -> list[str]:
@@ -64,7 +82,7 @@ def in_common(runs: Runs) -> list[str]:
 
 
 def differences(
-    runs: Runs, baseline: str, asked: Mapping[str, Any], notes: Mapping[str, Sequence[str]]
+    runs: Runs, baseline: str, asked: Mapping[str, Any], unused: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
     """By method, what differs from the baseline or from what was asked for, in words."""
     wanted = {
@@ -74,13 +92,24 @@ def differences(
     }
     out = {}
     for label, results in runs.items():
-        mine, base = notes.get(label, ()), runs[baseline]
+        mine, base = unused.get(label, ()), runs[baseline]
         words = _settings(results[0], base[0], baseline, wanted) + _model(results[0], base[0])
-        if ONE_LEARNER in mine or ONE_LEARNER in notes.get(baseline, ()):
+        if ONE_LEARNER in mine or ONE_LEARNER in unused.get(baseline, ()):
             words = [word for word in words if not word.startswith("participation=")]
         else:
             words += _turnout(results, base, baseline)
-        words += mine
+        if ONE_LEARNER in mine:
+            words.append(ONE_LEARNER)
+        if words:
+            out[label] = words
+    return out
+
+
+def notes(runs: Runs, unused: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """By method, what it makes no use of, and whose results are those of another."""
+    out = {}
+    for label in runs:
+        words = [word for word in unused.get(label, ()) if word != ONE_LEARNER]
         twin = _twin(label, runs)
         if twin is not None:
             words.append(f"its results are those of {twin} in every round")
@@ -95,7 +124,8 @@ def _settings(run: Result, base: Result, baseline: str, wanted: Mapping[str, Any
         if key in _OWN:
             continue
         if key in wanted and value != wanted[key]:
-            out.append(f"{key}={_word(value)}, not {_word(wanted[key])} as asked")
+            why = _WHY.get(key, "") if value == Config.model_fields[key].default else ""
+            out.append(f"{key}={_word(value)}, not {_word(wanted[key])} as asked{why}")
         elif key not in wanted and value != base.config.get(key):
             out.append(f"{key}={_word(value)} ({baseline}: {_word(base.config.get(key))})")
         if key == "public" and _taken(run) != _taken(base):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.data.dataset import Dataset, as_images
-from fedloom.data.images import empty_like
+from fedloom.data.images import empty_like, noun
 from fedloom.data.partition import Partition
 from fedloom.data.split import Federation
 from fedloom.engine import Serial, Setting
@@ -110,13 +110,14 @@ def _dataset(images: npt.ArrayLike, labels: npt.ArrayLike, about: dict[str, Any]
 
 def raw_images(images: npt.ArrayLike, about: dict[str, Any]) -> np.ndarray:
     """Images of the run's shape, in the units of its data, as (N, C, H, W)."""
-    x, shape = as_images("The images", images), tuple(about["shape"])
+    x, shape = as_images("The data", images), tuple(about["shape"])
     if x.ndim != 4 or x.shape[1:] != shape:
         raise FedloomError(
-            f"This run's images are (N, {', '.join(map(str, shape))}); these have shape {x.shape}."
+            f"This run's {noun((1, *shape))} are (N, {', '.join(map(str, shape))}); these have "
+            f"shape {x.shape}."
         )
     if not np.isfinite(x).all():
-        raise FedloomError("Some of the images contain NaN or infinity.")
+        raise FedloomError(f"Some of the {noun(x.shape)} contain NaN or infinity.")
     if about.get("tokens") and x.dtype == np.float32:
         raise FedloomError("This run's data are tokens, whole numbers, and these are not.")
     if about["unit"] == 255 and (x.min(initial=0) < 0 or x.max(initial=0) > 255 or (x % 1).any()):

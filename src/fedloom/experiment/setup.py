@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset
-from fedloom.data.images import chunks, unit_of
+from fedloom.data.images import chunks, noun, unit_of
 from fedloom.data.partition import Partition
 from fedloom.data.public import PublicSet, public_set
 from fedloom.data.split import Federation, check_options, federate
@@ -199,15 +199,16 @@ def placed(config: Config, method: Method) -> Method:
         try:
             return method.among(where)
         except FedloomError as e:
+            inherited = "" if config.fork is None else f" {_undone(config, 'topology', 'none')}."
             raise FedloomError(
-                f"{config.method} can't run with topology={config.topology}: {e}"
+                f"{config.method} can't run with topology={config.topology}: {e}{inherited}"
             ) from None
     if isinstance(method.topology, Peers):
         return replace(method, topology=replace(method.topology, faults=faults))
     if faults != Faults.parse("none"):
         raise FedloomError(
             f"faults={config.faults} would do nothing: {config.method} has a server, and faults "
-            "are of nodes that meet. Give a --topology, or leave them out."
+            f"are of nodes that meet. {_undone(config, 'faults', 'none')}, or give a --topology."
         )
     return method
 
@@ -508,8 +509,16 @@ def _check_capacities(config: Config, method: Method) -> None:
     if not capacities.whole and isinstance(method.select, Whole):
         raise FedloomError(
             f"capacities={config.capacities} would do nothing: {config.method} trains the whole "
-            "model on every client. Leave it out, or choose a method with sub-models."
+            f"model on every client. {_undone(config, 'capacities', '1')}, or choose a method with "
+            "sub-models."
         )
+
+
+def _undone(config: Config, key: str, without: str) -> str:
+    """How to do without a setting, which a fork may have from the run that it starts from."""
+    if config.fork is None:
+        return f"Leave {key} out"
+    return f"Set --{key} {without} (a fork has the settings of the run that it starts from)"
 
 
 def _check_public(config: Config, method: Method) -> None:
@@ -574,7 +583,8 @@ def _try(module: nn.Module, x: Tensor, classes: int, exits: bool) -> None:
                     f"data: {reason}. Give its embedding a row for each, and number them from 0."
                 ) from e
             raise FedloomError(
-                f"The model can't take images of shape {tuple(x.shape[1:])}{when}: {reason}. "
+                f"The model can't take {noun(x.shape)} of shape {tuple(x.shape[1:])}{when}: "
+                f"{reason}. "
                 "Choose another --model."
             ) from e
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
@@ -587,5 +597,5 @@ def _try(module: nn.Module, x: Tensor, classes: int, exits: bool) -> None:
         elif got != (2, classes):
             raise FedloomError(
                 f"The model must return one logit per class, (batch, {classes}), in evaluation and "
-                f"in training; for a batch of 2 it returned {got}{when}."
+                f"in training; for an input of shape {tuple(x.shape)} it returned {got}{when}."
             )

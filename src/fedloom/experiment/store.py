@@ -49,6 +49,14 @@ _NUMBERS = ("seed", "rounds", "clients", "checkpoint_every")  # in every config,
 _KEY = ["round", "population", "client"]  # of a row in the per-client table
 
 
+class DamagedFile(FedloomError):
+    """`what` is wrong with a file of a run; the text says what to do about it as well."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}. {advice}")
+        self.what = what
+
+
 class RunStore(RunFolder):
     """The directory of one run and what is in its files."""
 
@@ -132,7 +140,7 @@ class RunStore(RunFolder):
         """Gather the per-client tables into one file."""
         parts = sorted(self._parts.glob("*.parquet"))
         if parts:
-            _replace(self.clients_file, seal_table(self.clients()), synced=True)
+            _replace(self.clients_file, seal_table(self._tables()), synced=True)
             for part in parts:
                 part.unlink()
         self.sync()
@@ -142,7 +150,8 @@ class RunStore(RunFolder):
         lines = [seal_json(r) + "\n" for r in other.rounds() if r["round"] <= round]
         _replace(self.rounds_file, "".join(lines).encode())
         self._unsynced |= {self.rounds_file, self.path}
-        table = other.clients()
+        other.warn_of_lost_tables()
+        table = other._tables()
         if len(table) and (table["round"] <= round).any():
             self.add_clients(round, table[table["round"] <= round])
 
@@ -165,7 +174,7 @@ class RunStore(RunFolder):
             if int(part.stem.split("-")[1]) > round:
                 part.unlink()
         if self.clients_file.exists():
-            table = _table(self.clients_file)
+            table = self._table(self.clients_file)
             if (table["round"] > round).any():
                 kept_rows = table[table["round"] <= round]
                 _replace(self.clients_file, seal_table(kept_rows), synced=True)
@@ -185,15 +194,20 @@ class RunStore(RunFolder):
             and all(isinstance(content.get(key), int) for key in _NUMBERS)
         )
         if not fits:
-            raise FedloomError(f"'{self.config_file}' is damaged: it is not a run's config.")
+            raise DamagedFile(
+                f"'{self.config_file}' is damaged: it is not a run's config",
+                "Put a good copy in its place; or start a new run from the last checkpoint: "
+                f"--fork {self.path} --out NEW.",
+            )
         try:
             open_yaml(text)
         except Damaged:
-            raise FedloomError(
-                f"'{self.config_file}' is not as fedloom wrote it: it was edited, or is damaged. "
-                f"{self._edited(content)}Put it back as it was. What concerns only speed or length "
-                f"can be changed with --resume, such as --resume --out {self.path} --rounds 100; "
-                f"for other settings start a new run from here: --fork {self.path} --out NEW."
+            raise DamagedFile(
+                f"'{self.config_file}' is not as fedloom wrote it: it was edited, or is damaged"
+                f"{self._edited(content)}",
+                "Put it back as it was. What concerns only speed or length can be changed with "
+                f"--resume, such as --resume --out {self.path} --rounds 100; for other settings "
+                f"start a new run from here: --fork {self.path} --out NEW.",
             ) from None
         return dict(content)
 
@@ -210,14 +224,59 @@ class RunStore(RunFolder):
 
     def clients(self) -> pd.DataFrame:
         """Every client's scores at every evaluation."""
+        table = self._tables()
+        lost = self._lost(table)
+        if lost and not len(table):
+            raise self._without_tables(lost)
+        if lost:
+            warnings.warn(str(self._without_tables(lost)), stacklevel=2)
+        return table
+
+    def warn_of_lost_tables(self) -> None:
+        """A warning if clients were scored and the table of it is gone."""
+        lost = self._lost(self._tables())
+        if lost:
+            warnings.warn(str(self._without_tables(lost)), stacklevel=2)
+
+    def _tables(self) -> pd.DataFrame:
+        """The per-client tables that are there."""
         files = [self.clients_file] if self.clients_file.exists() else []
         files += sorted(self._parts.glob("*.parquet"))
         if not files:
             return pd.DataFrame()
         return (
-            pd.concat([_table(f) for f in files], ignore_index=True)
+            pd.concat([self._table(f) for f in files], ignore_index=True)
             .drop_duplicates(_KEY, keep="last")
             .reset_index(drop=True)
+        )
+
+    def _table(self, file: Path) -> pd.DataFrame:
+        try:
+            table = open_table(file.read_bytes())
+            if not set(_KEY) <= set(table.columns):
+                raise Damaged("it is not a table of clients")
+        except (Damaged, OSError) as e:
+            raise DamagedFile(f"'{file}' is damaged: {e}", self._scores_again) from None
+        return table
+
+    def _lost(self, table: pd.DataFrame) -> list[int]:
+        """The rounds whose clients were scored, by the records, and are not in the table."""
+        there = set(table["round"]) if len(table) else set()
+        scored = [r["round"] for r in self.rounds() if "clients" in r or "newcomers" in r]
+        return [number for number in scored if number not in there]
+
+    def _without_tables(self, lost: list[int]) -> FedloomError:
+        which = f"round {lost[0]}" if len(lost) == 1 else f"rounds {lost[0]} to {lost[-1]}"
+        return DamagedFile(
+            f"'{self.clients_file}' is missing, or does not hold the clients' scores of {which}",
+            self._scores_again,
+        )
+
+    @property
+    def _scores_again(self) -> str:
+        return (
+            "Put a good copy in its place; or score the clients of the last checkpoint again: "
+            f"fedloom score {self.path} --table FILE.csv."
         )
 
     @property
@@ -246,8 +305,8 @@ class RunStore(RunFolder):
                 if before
                 else "delete it, and --resume trains all rounds anew"
             )
-            raise FedloomError(
-                f"The checkpoint '{file}' is damaged. Put a good copy in its place; or {rest}."
+            raise DamagedFile(
+                f"The checkpoint '{file}' is damaged", f"Put a good copy in its place; or {rest}."
             ) from None
 
     def last_whole(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -255,17 +314,25 @@ class RunStore(RunFolder):
 
         There may be newer ones that are not, after a power cut: that is a warning.
         """
-        first: FedloomError | None = None
+        first: DamagedFile | None = None
+        readable = False
         for number, _ in reversed(self._saved()):
             try:
                 found = self.checkpoint(number)
+                readable = True
                 self._check(number)
-            except FedloomError as e:
+            except DamagedFile as e:
                 first = first or e
                 continue
             if first is not None:
-                warnings.warn(f"Going on from round {number}. {first}", stacklevel=2)
+                warnings.warn(f"Going on from round {number}. {first.what}.", stacklevel=2)
             return found
+        if first is not None and not readable:
+            raise DamagedFile(
+                first.what,
+                "There is no whole one before it. Put a good copy in its place; or delete the "
+                f"folder '{self._checkpoints}', and --resume trains all rounds anew.",
+            )
         raise first or FedloomError(f"'{self.path}' has no whole checkpoint yet.")
 
     def _check(self, round: int) -> None:
@@ -277,7 +344,7 @@ class RunStore(RunFolder):
             raise self._gap(round)
         for part in self._parts.glob("round-*.parquet"):
             if int(part.stem.split("-")[1]) <= round:
-                _table(part)
+                self._table(part)
 
     def _lines(self) -> list[bytes]:
         if not self.rounds_file.exists():
@@ -293,9 +360,9 @@ class RunStore(RunFolder):
                 return record
         except (Damaged, UnicodeDecodeError):
             pass
-        raise FedloomError(
-            f"'{self.rounds_file}' is damaged: line {number} is not the record of round {number}. "
-            "Nothing was changed. Mend the line, or start a new run."
+        raise DamagedFile(
+            f"'{self.rounds_file}' is damaged: line {number} is not the record of round {number}",
+            "Nothing was changed. Mend the line, or start a new run.",
         )
 
     def is_sealed(self) -> bool:
@@ -305,26 +372,28 @@ class RunStore(RunFolder):
         except (Damaged, UnicodeDecodeError):
             return True
 
-    def _gap(self, round: int) -> FedloomError:
-        return FedloomError(
-            f"'{self.rounds_file}' is damaged: there is a checkpoint of round {round}, but not "
-            "a record of every round until then. Nothing was changed. Put a good copy in its "
-            "place; or delete the checkpoints too, and --resume trains all rounds anew."
+    def _gap(self, round: int) -> DamagedFile:
+        return DamagedFile(
+            f"'{self.rounds_file}' is damaged: there is a checkpoint of round {round}, but not a "
+            "record of every round until then",
+            "Nothing was changed. Put a good copy in its place; or delete the checkpoints too, and "
+            "--resume trains all rounds anew.",
         )
 
     def _edited(self, content: dict[str, Any]) -> str:
         """What in a config that was edited is not as the newest checkpoint has it."""
-        known = self._about().get("settings", {})
+        known = self.about().get("settings", {})
         for key, value in known.items():
-            if json.dumps(content.get(key)) != json.dumps(value):
-                return f"It says {key}={content.get(key)}, and the run was made with {value}. "
+            given = content.get(key)
+            if json.dumps(given, sort_keys=True) != json.dumps(value, sort_keys=True):
+                return f". It says {key}={given}, and the run was made with {value}"
         return ""
 
     def _safe_round(self) -> int:
         """The round of the newest checkpoint; one that can't be read at all does not count."""
-        return int(self._about().get("round", 0))
+        return int(self.about().get("round", 0))
 
-    def _about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         """What is known about the newest checkpoint, without reading its tensors."""
         for _, file in reversed(self._saved()):
             with contextlib.suppress(Damaged):
@@ -383,16 +452,6 @@ def _sum(tensors: dict[str, Tensor], *, names: bool = True) -> str:
             values = value.contiguous().reshape(-1).view(torch.uint8)
             total = zlib.crc32(values.numpy().data, total)
     return f"{total:08x}"
-
-
-def _table(file: Path) -> pd.DataFrame:
-    try:
-        table = open_table(file.read_bytes())
-        if not set(_KEY) <= set(table.columns):
-            raise Damaged("it is not a table of clients")
-    except (Damaged, OSError) as e:
-        raise FedloomError(f"'{file}' is damaged: {e}.") from None
-    return table
 
 
 def _finite(value: Any) -> Any:

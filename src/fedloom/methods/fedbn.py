@@ -17,6 +17,7 @@ class FedBN(MethodOptions):
     name = "fedbn"
     family = "personal"
     source = "Li et al. 2021"
+    defaults = {"model": "conv4"}  # the model for small images has no norms
 
     def build(self) -> Method:
         return Method(local=SGD(), mix=Average("not norm"), newcomer=MeanPart())

@@ -26,9 +26,10 @@ def comparison_page(
     config: Mapping[str, Any],
     picture: Path,
     remarks: str,
-    differences: Mapping[str, Sequence[str]],
+    by_method: Mapping[str, Mapping[str, Sequence[str]]],
 ) -> str:
-    """The page of a comparison; `config` is the first method's."""
+    """The page of a comparison; `config` is the first method's, `by_method` are remarks on methods
+    under headings."""
     image = base64.b64encode(picture.read_bytes()).decode()
     shared = {k: v for k, v in config.items() if k not in ("method", "params", "seed")}
     about = (
@@ -42,20 +43,18 @@ def comparison_page(
 <body><h1>Comparison</h1><p>{escape(about)}.
 {escape(remarks)}</p>
 {_table(heads, rows)}
-{_differences(differences)}
+{"".join(_list(heading, found) for heading, found in by_method.items())}
 <img alt="Accuracy over rounds" src="data:image/png;base64,{image}">
 <details><summary>Settings of {escape(str(rows[0][0]))}</summary>{settings}</details></body></html>
 """
 
 
-def _differences(found: Mapping[str, Sequence[str]]) -> str:
-    if not found:
-        return ""
+def _list(heading: str, found: Mapping[str, Sequence[str]]) -> str:
     items = "".join(
         f"<li><b>{escape(method)}</b>: {escape('; '.join(words))}</li>"
         for method, words in found.items()
     )
-    return f"<p>Not the same:</p><ul>{items}</ul>"
+    return f"<p>{escape(heading)}:</p><ul>{items}</ul>"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -27,6 +27,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.data.images import noun
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -310,10 +312,10 @@ def print_comparison(comparison: Comparison, report: Path) -> None:
     heads, rows = comparison.cells()
     out.print(_table(heads, rows))
     out.print(" ".join(comparison.remarks()))
-    if comparison.differences:
-        out.print("Not the same:")
-    for method, words in comparison.differences.items():
-        out.print(Text(f"  {method}: {'; '.join(words)}"))
+    for heading, found in comparison.remarks_by_method().items():
+        out.print(f"{heading}:")
+        for method, words in found.items():
+            out.print(Text(f"  {method}: {'; '.join(words)}"))
     for why in comparison.diverged.values():
         out.print(f"Not in the table: {why}")
     out.print(f"Report: {report}")
@@ -450,8 +452,8 @@ def print_partition(dataset: Dataset, parts: Partition, spec: str) -> None:
     training, test = dataset.training_rows, len(dataset.y_test) + len(dataset.held_out)
     s = parts.summary(dataset.y, dataset.n_classes, training)
     out.print(
-        f"{dataset.name}: {len(training)} training and {test} test images of shape "
-        f"{'×'.join(map(str, dataset.shape))}, {dataset.n_classes} classes"
+        f"{dataset.name}: {len(training)} training and {test} test {noun(dataset.x.shape)} of "
+        f"shape {'×'.join(map(str, dataset.shape))}, {dataset.n_classes} classes"
     )
     rows = [
         ("clients", str(s["clients"])),

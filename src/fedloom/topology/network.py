@@ -289,7 +289,7 @@ def read(cls: type[_Kind], text: str, words: dict[str, str]) -> _Kind:
         message = first["msg"].removeprefix("Value error, ")
         about = cls.model_fields[name].description if name else ""
         raise FedloomError(
-            f"'{text}' is not valid: {name} {message[:1].lower()}{message[1:]}"
+            f"'{text}' is not valid: {name}: {message[:1].lower()}{message[1:]}"
             + (f" ({name}: {about})." if about else ".")
         ) from None
 

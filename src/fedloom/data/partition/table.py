@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.formats import read_npz
+from fedloom.data.formats import read_npz, reason
 from fedloom.errors import FedloomError
 from fedloom.files import atomic_file
 
@@ -182,7 +182,7 @@ class Partition:
         try:
             loaded = _read_json(path) if path.suffix == ".json" else _read_npz(path)
         except (OSError, ValueError, OverflowError, RecursionError) as error:
-            raise FedloomError(f"Cannot read the partition {path}: {error}") from None
+            raise FedloomError(f"Cannot read the partition {path}: {reason(error)}") from None
         return loaded._sound(f"The partition {path}")
 
 
