@@ -218,17 +218,16 @@ class Runner:
         chosen_there = "data" in x.method.select.needs
         whole: tuple[Any, ...] = (None,) * len(clients)
         indexes = whole if chosen_there else state.plan.inside(done.trained.indexes)
-        told_now = state.post.down(told, indexes)
         if mix.home == "server":
-            return up, told_now
+            return up, state.post.down(told, indexes)
         # Models live on the nodes: they get what is delivered to them at the end of the round.
-        down = np.zeros(len(clients), dtype=np.int64)
+        down = state.post.down(replace(told, model=told.model[:0]), whole)
+        delivered = state.post.down(replace(told, values={}), whole)
         if mixed.reset:
-            down += told_now
+            down += delivered
         elif mixed.clients is not None:
-            down[np.searchsorted(clients, mixed.clients)] += told_now[0]
-        if state.plan.told:
-            down += state.post.down(replace(told, model=told.model[:0]), whole)
+            at = np.searchsorted(clients, mixed.clients)
+            down[at] += delivered[at]
         return up, down
 
     def _devices(
