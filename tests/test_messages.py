@@ -316,6 +316,7 @@ def test_skipped_clients_are_recorded_and_do_no_harm(quick, method, attack):
     bad = str(culprit(10))
     assert all(list(r["skipped"]) == [bad] for r in found.records if "skipped" in r)
     assert "skipped" in found.records[0]
+    assert set(found.skipped["client"]) == {int(bad)}
     assert found.summary["micro"] > honest.summary["micro"] - 0.1
     assert np.isfinite(found.rounds["train_loss"]).all()
 

@@ -119,6 +119,16 @@ class Result:
         return pd.DataFrame(rows, index=[r["round"] for r in self.records]).fillna(0.0)
 
     @property
+    def skipped(self) -> pd.DataFrame:
+        """Messages that were left out (`on_bad=skip`): round, client and why."""
+        rows = [
+            (record["round"], int(client), reason)
+            for record in self.records
+            for client, reason in record.get("skipped", {}).items()
+        ]
+        return pd.DataFrame(rows, columns=["round", "client", "reason"])
+
+    @property
     def devices(self) -> pd.DataFrame:
         """What devices of each capacity paid per round that they took part in (`took_part` counts
         those), and how well the model does on their data; empty where all can do everything."""
@@ -345,7 +355,7 @@ _COST = {
 }  # fmt: skip
 
 
-_NESTED = {"profile", "mix", "devices", "norms"}
+_NESTED = {"profile", "mix", "devices", "norms", "skipped"}
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:

@@ -192,6 +192,14 @@ def print_result(result: Result, details: bool = False) -> None:
         out.print(_table(("", "score"), list(_scores(done)), left=1))
         if "macro" in done and result.scored_on is not None:
             out.print(f"Clients are scored on {result.scored_on}.")
+    if len(result.skipped):
+        by = result.skipped["client"].value_counts().sort_index()
+        whose = ", ".join(f"{n} of client {client}" for client, n in by.items())
+        first = result.skipped.iloc[0]
+        out.print(
+            f"Left out: {whose} (round {first['round']}, client {first['client']}: "
+            f"{first['reason']})."
+        )
     if "bytes" in done:
         out.print(
             f"Cost: {amount(done['bytes_up'])} up, {amount(done['bytes_down'])} down, "
