@@ -3,34 +3,19 @@
 import numpy as np
 import pytest
 import torch
+from test_mix import gather
 from torch import nn
 
-from fedloom.layout import Layout
 from fedloom.local import Context, Controlled, Tethered
 from fedloom.mix import (
     Adaptive,
     Average,
     ControlledAverage,
-    Gathering,
     NormalisedAverage,
     ServerMomentum,
     ServerStep,
     Sharpened,
 )
-from fedloom.streams import stream
-from fedloom.topology import Contacts
-
-
-def gather(rows, weights, shared, module=None, **more):
-    rows = torch.tensor(rows)
-    module = module or nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))  # four columns
-    clients = np.arange(len(rows))
-    return Gathering(
-        round=1, layout=Layout.of(module), contacts=Contacts(clients), clients=clients,
-        shared=torch.tensor(shared), weights=np.array(weights, dtype=float), rows=rows, lr=0.5,
-        stream=lambda *names: stream(0, *names), **more,
-    )  # fmt: skip
-
 
 ROWS, WEIGHTS, SHARED = [[1.0, 2, 3, 4], [5.0, 6, 7, 8]], [1, 3], [2.0, 2, 2, 2]
 CHANGE = [2.0, 3, 4, 5]  # their mean is 4, 5, 6, 7

@@ -7,11 +7,13 @@ used: the command line's help is made from this class.
 
 from __future__ import annotations
 
+import importlib
 import math
+import operator
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from fedloom.errors import FedloomError, unknown
 from fedloom.options import Options
@@ -28,6 +30,21 @@ _SCORED = {"eval_clients", "eval_common"}
 RESUMABLE = frozenset({"rounds", "eval_every", "checkpoint_every", *_WHERE, *_SCORED})
 #: settings that a trained run may be scored with others of: nothing of it was learned
 RESCORABLE = frozenset({"score_on", "static_samples", "precision", *_WHERE, *_SCORED})
+
+#: settings that are texts with a grammar → what reads them, imported when it is needed
+_PARSERS = {
+    "augment": "fedloom.engine.batches:Augment.parse",
+    "public": "fedloom.data.public:Wish.parse",
+    "capacities": "fedloom.experiment.capacities:Capacities.parse",
+    "speeds": "fedloom.experiment.capacities:Capacities.parse",
+    "topology": "fedloom.topology:network",
+    "faults": "fedloom.topology:Faults.parse",
+    "optimiser": "fedloom.local.optimiser:parse",
+    "encode": "fedloom.round.encode:encoding",
+    "screen": "fedloom.round.screen:Screen.parse",
+    "attack": "fedloom.round.attack:Attack.parse",
+    "lr_schedule": "fedloom.local:Schedule",
+}
 
 _DEEPEST = 32  # levels of nesting in a config; Python's own limit is a crash
 
@@ -225,85 +242,13 @@ class Config(Options):
             raise ValueError("a number of clients must be whole; a fraction is at most 1")
         return value
 
-    @field_validator("augment")
+    @field_validator(*_PARSERS)
     @classmethod
-    def _augment(cls, value: str) -> str:
-        from fedloom.engine.batches import Augment
-
-        Augment.parse(value)
-        return value
-
-    @field_validator("public")
-    @classmethod
-    def _public(cls, value: str) -> str:
-        from fedloom.data.public import Wish
-
-        Wish.parse(value)
-        return value
-
-    @field_validator("capacities", "speeds")
-    @classmethod
-    def _capacities(cls, value: str) -> str:
-        from fedloom.experiment.capacities import Capacities
-
-        Capacities.parse(value)
-        return value
-
-    @field_validator("topology")
-    @classmethod
-    def _topology(cls, value: str | None) -> str | None:
-        from fedloom.topology import network
-
+    def _parsed(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """A text with a grammar of its own is read here once, so that a wrong one is refused."""
+        module, *path = _PARSERS[info.field_name or ""].split(":")
         if value is not None:
-            network(value)
-        return value
-
-    @field_validator("faults")
-    @classmethod
-    def _faults(cls, value: str) -> str:
-        from fedloom.topology import Faults
-
-        Faults.parse(value)
-        return value
-
-    @field_validator("optimiser")
-    @classmethod
-    def _optimiser(cls, value: str) -> str:
-        from fedloom.local.optimiser import parse
-
-        parse(value)
-        return value
-
-    @field_validator("encode")
-    @classmethod
-    def _encode(cls, value: str) -> str:
-        from fedloom.round.encode import encoding
-
-        encoding(value)
-        return value
-
-    @field_validator("screen")
-    @classmethod
-    def _screen(cls, value: str) -> str:
-        from fedloom.round.screen import Screen
-
-        Screen.parse(value)
-        return value
-
-    @field_validator("attack")
-    @classmethod
-    def _attack(cls, value: str) -> str:
-        from fedloom.round.attack import Attack
-
-        Attack.parse(value)
-        return value
-
-    @field_validator("lr_schedule")
-    @classmethod
-    def _schedule(cls, value: str) -> str:
-        from fedloom.local import Schedule
-
-        Schedule(value)
+            operator.attrgetter(path[0])(importlib.import_module(module))(value)
         return value
 
     @field_validator("precision")
