@@ -458,3 +458,28 @@ def test_what_a_private_part_first_starts_from_is_a_choice(quick, first):
     assert state["kept/clients"].tolist() == [0, 1, 2]
     alike = [torch.allclose(head, state["kept/rows"][0], atol=1e-6) for head in state["kept/rows"]]
     assert all(alike) == (first == "mean")
+
+
+@pytest.mark.parametrize("attack", ["nan", "scale:1e6"])
+def test_bad_clients_spoil_what_they_send_beside_the_model_too(quick, attack):
+    settings = {"public": "share:0.1", "participation": 1.0, "rounds": 1, "attack": attack}
+    if attack == "nan":
+        with pytest.raises(FedloomError, match=f"client {culprit()} "):
+            quick("ds-fl", **settings)
+        return
+    honest = quick("ds-fl", **{**settings, "attack": "none"})
+    spoilt = quick("ds-fl", **settings)
+    targets = [r.store.checkpoint()[0]["server/targets"] for r in (honest, spoilt)]
+    assert not torch.equal(*targets)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fednova", "fedsgd"])
+def test_methods_that_count_on_plain_steps_refuse_other_optimisers(quick, method):
+    with pytest.raises(FedloomError, match="fixes optimiser to sgd"):
+        quick(method, optimiser="adam")
+
+
+def test_the_device_table_counts_parameters_of_the_model_only(quick):
+    settings = {"capacities": "1:0.5,0.5:0.5", "rounds": 1, "participation": 1.0, "momentum": 0.5}
+    fresh, kept = (quick("heterofl", optimiser_state=s, **settings) for s in ("fresh", "kept"))
+    assert fresh.devices["parameters"].tolist() == kept.devices["parameters"].tolist()

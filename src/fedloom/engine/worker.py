@@ -413,7 +413,8 @@ def diverged(client: int, task: Task) -> Diverged:
     return Diverged(
         f"Training diverged: the update of client {client} in round {task.round} holds "
         f"NaN or infinite values (learning rate {task.optimiser.lr:g}, {task.rule}). Lower "
-        "--lr (and alpha, where the method has one), or bound the gradient with --clip 1."
+        "--lr (and alpha, where the method has one), bound the gradient with --clip 1, or go on "
+        "without such clients: --on-bad skip."
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.engine import Diverged, Task, Trained, diverged
 from fedloom.errors import telling_memory
@@ -235,7 +236,7 @@ class Runner:
     ) -> dict[str, dict[str, float]]:
         """What devices of each capacity paid in this round, in the mean."""
         columns = {
-            "parameters": np.array([row.numel() for row in trained.rows]),
+            "parameters": np.array([self._parameters(index) for index in trained.indexes]),
             "macs": trained.macs,
             "memory": trained.memory,
             "bytes_up": up,
@@ -247,6 +248,11 @@ class Runner:
             means = {name: float(values[there].mean()) for name, values in columns.items()}
             out[f"{capacity:g}"] = {"clients": int(there.sum()), **means}
         return out
+
+    def _parameters(self, index: Tensor | None) -> int:
+        """The values of the model that a client trained."""
+        size = self.experiment.layout.size
+        return size if index is None else int((index < size).sum())
 
     def evaluate(self, t: int) -> dict[str, Any]:
         """The scores after a round, with the per-client table stored."""

@@ -151,9 +151,7 @@ def parse(
             given[name] = math.nan
         low = given[name] > 0 if name == "eps" else 0 <= given[name] < 1
         if name not in allowed or not low or not given[name] < math.inf:
-            takes = ", ".join(allowed) or "no constants: momentum is a setting of its own"
-            raise FedloomError(
-                f"optimiser={spec} is not valid: '{word}'. {kind} takes {takes}, with betas from 0 "
-                "to below 1 and eps above 0."
-            )
+            bounds = "betas from 0 to below 1, eps above 0"
+            takes = f"{', '.join(allowed)} ({bounds})" if allowed else "no constants"
+            raise FedloomError(f"optimiser={spec} is not valid: '{word}'. {kind} takes {takes}.")
     return Optimiser(lr, momentum, weight_decay, clip, kind, **given)

@@ -18,6 +18,7 @@ class FedNova(MethodOptions):
     name = "fednova"
     family = "classic"
     source = "Wang et al. 2020"
+    fixed = {"optimiser": "sgd", "optimiser_state": "fresh"}  # whose walks it knows the length of
 
     server_lr: float = Field(1.0, gt=0, le=1e30, description="step of the server")
 

@@ -23,6 +23,8 @@ class FedSGD(MethodOptions):
         "momentum": 0.0,
         "weight_decay": 0.0,
         "clip": None,
+        "optimiser": "sgd",
+        "optimiser_state": "fresh",
     }
 
     def build(self) -> Method:

@@ -18,6 +18,8 @@ class Scaffold(MethodOptions):
     name = "scaffold"
     family = "classic"
     source = "Karimireddy et al. 2020"
+    # (x − y)/(Kη) is a mean gradient only after K plain steps.
+    fixed = {"optimiser": "sgd", "optimiser_state": "fresh", "momentum": 0.0}
 
     server_lr: float = Field(1.0, gt=0, le=1e30, description="η_g: step of the server")
 

@@ -18,8 +18,8 @@ ATTACKS = "none | scale:FACTOR | nan | noise[:SIZE], and ,share=FRACTION of the 
 
 @dataclass(frozen=True)
 class Attack:
-    """`scale` multiplies a client's change by a factor, `noise` adds Gaussian noise of `factor`
-    times the change's size, `nan` sends no number at all.
+    """`scale` multiplies a client's change, and what it sends beside it, by a factor; `noise`
+    adds Gaussian noise of `factor` times their size; `nan` sends no number at all.
 
     >>> Attack.parse("scale:-20,share=0.1")
     Attack(kind='scale', factor=-20.0, share=0.1)
@@ -40,7 +40,12 @@ class Attack:
             made = Attack(share=0.0)
         needs_number = (kind == "scale") == bool(colon) or kind == "noise"
         fits = kind in ("none", "scale", "nan", "noise") and needs_number and word == "share"
-        if not (fits and math.isfinite(made.factor) and 0 < made.share <= 1):
+        if not (
+            fits
+            and math.isfinite(made.factor)
+            and 0 < made.share <= 1
+            and (kind != "noise" or made.factor > 0)
+        ):
             raise FedloomError(f"'{spec}' is not an attack. Valid: {ATTACKS}.")
         return made
 
@@ -59,9 +64,14 @@ class Attack:
         if not len(there):
             return sent
         model = sent.model.clone()
+        values = {name: value.clone() for name, value in sent.values.items()}
         for i in there:
-            model[i] = self._spoilt(model[i], starts[i], round, int(sent.clients[i]), seed)
-        return replace(sent, model=model)
+            client = int(sent.clients[i])
+            model[i] = self._spoilt(model[i], starts[i], round, client, seed)
+            for value in values.values():
+                flat, nothing = value[i].reshape(-1), torch.zeros(value[i].numel())
+                value[i] = self._spoilt(flat, nothing, round, client, seed).view(value[i].shape)
+        return replace(sent, model=model, values=values)
 
     def _spoilt(self, row: Tensor, start: Tensor, round: int, client: int, seed: int) -> Tensor:
         change = row - start
@@ -71,4 +81,4 @@ class Attack:
             return torch.full_like(row, math.nan)
         rng = stream(seed, "attack", round, client)
         noise = torch.from_numpy(rng.standard_normal(len(row), dtype=np.float32))
-        return row + self.factor * change.norm() / noise.norm() * noise
+        return row + self.factor * change.norm() / noise.norm().clamp(min=1e-30) * noise
