@@ -4,10 +4,10 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs bench mutants clean
+.PHONY: demo test lint docs bench mutants sanitise clean
 .DEFAULT_GOAL := demo
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt src/fedloom/native/kernels.cpp
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
@@ -32,6 +32,14 @@ bench: $(STAMP)  ## speed and memory, as ratios within one run
 
 mutants: $(STAMP)  ## do the tests notice deliberate errors?
 	$(BIN)/python -m mutants
+
+sanitise: $(STAMP)  ## the kernels' tests, with every access to memory checked
+	mkdir -p build
+	g++ -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -shared -fPIC \
+		-ffp-contract=fast -Wno-psabi src/fedloom/native/kernels.cpp -o build/kernels_checked.so
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 FEDLOOM_KERNELS=build/kernels_checked.so \
+		$(BIN)/python -m pytest -n 0 -p no:cacheprovider tests/test_native.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

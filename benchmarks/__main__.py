@@ -1,10 +1,11 @@
 """Measure: contestants take turns round by round, every one in a process of its own.
 
-    python -m benchmarks [--repeats 2] [--only mlp,growth] [--out runs/bench]
+    python -m benchmarks [--repeats 2] [--only mlp,growth] [--against CHECKOUT] [--out runs/bench]
 
 Prints seconds per round with the ratio to the best peer (or, without peers, to the bare loop),
-start-up and memory; checks that all trained to the same weights; writes results.json and bench.png.
-With `pip install -e ".[bench]"` pfl and Flower take part.
+GFLOP/s against what the cores could do, start-up and memory; checks that all trained to the same
+weights; writes results.json and bench.png. With `pip install -e ".[bench]"` pfl and Flower take
+part. With --against, so does the fedloom of another checkout, and the ratio to it is printed.
 """
 
 from __future__ import annotations
@@ -18,55 +19,74 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import devices, similarity
+from benchmarks import devices, peak, relay, similarity
 from benchmarks.workloads import FOLDER, dataset, workload_named
+from fedloom.engine.choose import cores
 from fedloom.experiment.setup import has_bf16
 
 OURS = {
-    "mlp": ["fedloom:serial", "fedloom:stacked:1", "fedloom:stacked", "fedloom:processes"],
+    "mlp": ["fedloom:serial", "fedloom:processes"],
     "lenet": ["fedloom:serial", "fedloom:processes"],
+    "lenet-28": ["fedloom:serial", "fedloom:processes"],
     "conv4": ["fedloom:serial", "fedloom:processes", "fedloom:processes:0:bf16"],
     "fedmeta-per": ["fedloom:serial", "fedloom:processes"],
     "fedrolex": ["fedloom:serial", "fedloom:processes"],
     "feddse": ["fedloom:serial", "fedloom:processes"],
     "fedswap": ["fedloom:serial", "fedloom:processes"],
-    "feddom": ["fedloom:serial", "fedloom:stacked"],
+    "feddom": ["fedloom:serial", "fedloom:processes"],
 }
-PEERS_IN = ("mlp", "lenet", "conv4")  # what pfl and Flower can do out of the box
+OURSELVES, BEFORE = "fedloom:", "before:"  # this checkout and the one of --against
+PEERS_IN = ("mlp", "lenet", "lenet-28", "conv4")  # what pfl and Flower can do out of the box
 SAME = 1e-3  # relative distance
+SLOWER = 0.03  # than the other checkout, that is worth a word
 #: workload → turns, and rounds in a turn: about a second
-TURNS = {"mlp": (5, 10), "lenet": (5, 2), "conv4": (3, 1), "fedmeta-per": (3, 1),
-         "fedrolex": (3, 1), "feddse": (3, 1), "fedswap": (3, 1), "feddom": (3, 1)}  # fmt: skip
+TURNS = {"mlp": (5, 10), "lenet": (5, 2), "lenet-28": (5, 2), "conv4": (3, 1),
+         "fedmeta-per": (3, 1), "fedrolex": (3, 1), "feddse": (3, 1), "fedswap": (3, 1),
+         "feddom": (3, 1)}  # fmt: skip
 GROWTH = {
     "registered clients": [("small", {"clients": 10**k}) for k in range(2, 7)],
     "participants": [("small", {"participants": n}) for n in (10, 20, 40, 80)],
     "hidden units": [(f"mlp-{width}", {}) for width in (50, 200, 800, 3200)],
-    "nodes (feddom)": [("feddom", {"clients": n, "participants": n}) for n in (25, 50, 100, 200)],
+    "nodes (feddom)": [
+        ("feddom", {"clients": n, "participants": n}) for n in (25, 50, 100, 200, 1000)
+    ],
 }
+
+ROOT = Path(__file__).resolve().parents[1]
 
 Run = dict[str, Any]
 
 
 class Contest:
-    """A contestant in a process of its own, which waits for its turn after every round."""
+    """A contestant in a process of its own, which waits for its turn after every round.
+    One that is called `before:...` is fedloom's in the checkout `against`."""
 
-    def __init__(self, contestant: str, workload: str, rounds: int, **sizes: int) -> None:
-        self._name, self._folder = f"{contestant} on {workload}", tempfile.TemporaryDirectory()
+    def __init__(
+        self, name: str, workload: str, rounds: int, against: Path | None = None, **sizes: int
+    ) -> None:
+        self._name, self._folder = f"{name} on {workload}", tempfile.TemporaryDirectory()
         self._weights, self._log = (Path(self._folder.name) / n for n in ("weights.npy", "log"))
+        self._source, where = None, dict(os.environ)
+        contestant = name.replace(BEFORE, OURSELVES)
+        if against is not None and name.startswith(BEFORE):
+            self._source = against / "src"
+            where["PYTHONPATH"] = os.pathsep.join([str(self._source), str(ROOT)])
         words = [sys.executable, "-m", "benchmarks.contest", contestant, workload, "--turns"]
         words += ["--rounds", str(rounds + 1), "--weights", str(self._weights)]
         for name, value in sizes.items():
             words += [f"--{name}", str(value)]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
+                words, env=where, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                text=True,
+            )  # fmt: skip
         self._line()  # the end of round 1: from now on it waits
 
     def turn(self) -> str:
@@ -80,7 +100,10 @@ class Contest:
         self._process.wait()
         weights = np.load(self._weights)
         self._folder.cleanup()
-        return json.loads(last), weights
+        run = json.loads(last)
+        if self._source is not None and Path(run["source"]).parent != self._source:
+            raise SystemExit(f"{self._name} ran {run['source']}, not the one in {self._source}.")
+        return run, weights
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -107,16 +130,21 @@ def peers() -> list[str]:
     return found
 
 
-def measure(workload: str, repeats: int) -> dict[str, list[Run]]:
+def measure(
+    workload: str, repeats: int, against: Path | None = None, **sizes: int
+) -> dict[str, list[Run]]:
     """All contestants on a workload, a few rounds each in turn, so that whatever else slows the
     machine down for a while slows all of them down."""
     ours = [n for n in OURS[workload] if "bf16" not in n or has_bf16(torch.device("cpu"))]
-    names = ["bare-1", "bare-2", *(peers() if workload in PEERS_IN else []), *ours]
+    before = [] if against is None else [n.replace(OURSELVES, BEFORE) for n in ours]
+    names = ["bare-1", "bare-2", *(peers() if workload in PEERS_IN else []), *ours, *before]
     runs: dict[str, list[Run]] = {name: [] for name in names}
     for turn in range(repeats):
         print(f"  {workload}, {turn + 1} of {repeats}: starting", file=sys.stderr)
         turns, rounds = TURNS[workload]
-        contests = {name: Contest(name, workload, turns * rounds) for name in names}
+        contests = {
+            name: Contest(name, workload, turns * rounds, against, **sizes) for name in names
+        }
         last: dict[str, str] = {}
         for _ in range(turns):
             for name in names:
@@ -133,9 +161,14 @@ def measure(workload: str, repeats: int) -> dict[str, list[Run]]:
             run["off"] = off = distance(weights[:moved], reference[:moved])
             if name == "bare-2":  # sums in another order drift apart: this shows how far
                 allowed = max(SAME, 10 * off)
-            elif name != "bare-1" and "bf16" not in name and off > allowed:
+            elif name != "bare-1" and _must_agree(name) and off > allowed:
                 raise SystemExit(f"{name} ended {off:.2g} away from the bare loop's weights.")
     return runs
+
+
+def _must_agree(name: str) -> bool:
+    """The other checkout may have meant something else; the table shows how far off it is."""
+    return "bf16" not in name and not name.startswith(BEFORE)
 
 
 def distance(weights: np.ndarray, reference: np.ndarray) -> float:
@@ -147,14 +180,24 @@ def seconds(run: Run) -> float:
     return statistics.median(run["rounds"])
 
 
-def table(runs: dict[str, list[Run]], rounds: int) -> list[dict[str, Any]]:
-    """Medians over turns; a ratio is of two contestants in the same turn of some rounds."""
+def cores_of(name: str) -> int:
+    """How many cores a contestant may use."""
+    family, _, rest = name.partition(":")
+    engine, _, workers = rest.partition(":")
+    alone = family == "bare-1" or engine == "serial" or workers.partition(":")[0] == "1"
+    return 1 if alone else cores()
+
+
+def table(runs: dict[str, list[Run]], rounds: int, peak: float) -> list[dict[str, Any]]:
+    """Medians over turns; a ratio is of two contestants in the same turn of some rounds. All do the
+    multiply-accumulates that fedloom counts, two operations each; `peak` is of one core."""
     times = {
-        name: np.median(np.concatenate([r["rounds"] for r in mine]).reshape(-1, rounds), axis=1)
-        for name, mine in runs.items()
+        name: np.median(_seconds(mine).reshape(-1, rounds), axis=1) for name, mine in runs.items()
     }
     peer_names = [n for n in runs if n in ("pfl-1", "pfl-2", "flower")] or ["bare-1", "bare-2"]
     best = min(peer_names, key=lambda n: float(np.median(times[n])))
+    counted = next(mine for name, mine in runs.items() if name.startswith(OURSELVES))
+    macs = np.concatenate([r["macs"] for r in counted])
     rows = []
     for name, mine in runs.items():
         low, middle, high = np.quantile(times[best] / times[name], [0.25, 0.5, 0.75])
@@ -164,28 +207,45 @@ def table(runs: dict[str, list[Run]], rounds: int) -> list[dict[str, Any]]:
             "speed": float(middle),
             "speed_range": (float(low), float(high)),
             "bare": float(np.median(times[name] / times["bare-1"])),
+            "gflops": (each := 2e-9 * float(np.median(macs / _seconds(mine)))),
+            "of_peak": each / (peak * cores_of(name)),
             "startup": statistics.median(r["startup"] for r in mine),
             "memory": max(r["peak_memory"] for r in mine),
             "off": max(r["off"] for r in mine),
         }
         if "flower" in times:
             row["flower"] = float(np.median(times["flower"] / times[name]))
+        before = name.replace(OURSELVES, BEFORE)
+        if before != name and before in times:
+            row["before"] = np.quantile(times[before] / times[name], [0.25, 0.5, 0.75]).tolist()
         rows.append(row)
     return rows
+
+
+def _seconds(runs: list[Run]) -> np.ndarray:
+    return np.concatenate([run["rounds"] for run in runs])
 
 
 def show(workload: str, rows: list[dict[str, Any]]) -> None:
     against = "best peer" if any(r["contestant"] == "flower" for r in rows) else "best bare loop"
     print(f"\n{workload}: speed against the {against}, with quartiles over turns")
     print(
-        f"{'':<26}{'s/round':>9} {'speed':>7} {'':<15}{'/bare-1':>8}{'start':>8}{'MB':>7}{'off':>9}"
+        f"{'':<26}{'s/round':>9} {'speed':>7} {'':<15}{'/bare-1':>8}{'GFLOP/s':>9}{'of peak':>9}"
+        f"{'start':>8}{'MB':>7}{'off':>9}"
     )
     for r in rows:
         low, high = r["speed_range"]
         print(
             f"{r['contestant']:<26}{r['seconds']:>9.4f} {r['speed']:>6.2f}× "
-            f"({low:.2f} – {high:.2f}) {r['bare']:>7.2f}{r['startup']:>7.1f}s"
-            f"{r['memory'] / 1e6:>7.0f}{r['off']:>9.1e}"
+            f"({low:.2f} – {high:.2f}) {r['bare']:>7.2f}{r['gflops']:>9.1f}{r['of_peak']:>9.0%}"
+            f"{r['startup']:>7.1f}s{r['memory'] / 1e6:>7.0f}{r['off']:>9.1e}"
+        )
+    for r in (r for r in rows if "before" in r):
+        low, middle, high = r["before"]
+        slower = ": slower" if middle < 1 - SLOWER else ""
+        print(
+            f"{r['contestant']} against the other checkout: {middle:.3f}× as fast "
+            f"({low:.3f} – {high:.3f}){slower}"
         )
 
 
@@ -228,30 +288,48 @@ def plot(tables: dict[str, list[dict[str, Any]]], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=2)
-    everything = ",".join([*OURS, "devices", "similarity", "growth"])
+    everything = ",".join([*OURS, "devices", "similarity", "relay", "growth"])
     parser.add_argument("--only", default=everything)
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--against", type=Path, help="another checkout, run in the same turns")
+    parser.add_argument("--samples", type=int, help="of a client, in place of the workloads' own")
     args = parser.parse_args()
+    chosen = args.only.split(",")
+    if wrong := sorted(set(chosen) - set(everything.split(","))):
+        raise SystemExit(f"There is no {', '.join(wrong)} to measure. Choose from {everything}.")
+    against = None if args.against is None else args.against.resolve()
+    if against is not None and not (against / "src" / "fedloom").is_dir():
+        raise SystemExit(f"'{against}' is not a checkout of fedloom: it has no src/fedloom.")
+    sizes = {} if args.samples is None else {"samples": args.samples}
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER] = folder
-        run(args.repeats, args.only.split(","), args.out)
+        run(args.repeats, chosen, args.out, against, sizes)
 
 
-def run(repeats: int, chosen: list[str], out: Path) -> None:
+def run(
+    repeats: int, chosen: list[str], out: Path, against: Path | None, sizes: dict[str, int]
+) -> None:
     out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
     tables = {}
     for workload in (w for w in OURS if w in chosen):
-        dataset(workload_named(workload))
-        results[workload] = measure(workload, repeats)
-        tables[workload] = table(results[workload], TURNS[workload][1])
+        dataset(replace(workload_named(workload), **sizes))
+        best = peak.measure()
+        results[workload] = measure(workload, repeats, against, **sizes)
+        best = max(best, peak.measure(), key=lambda found: found.gflops)  # before and after
+        results.setdefault("peak", {})[workload] = asdict(best)
+        tables[workload] = table(results[workload], TURNS[workload][1], best.gflops)
         show(workload, tables[workload])
+        print(f"Peak of one core: {best.gflops:.0f} GFLOP/s, by {best.how}")
     if "devices" in chosen:
         results["devices"] = devices.measure()
         devices.show(results["devices"])
     if "similarity" in chosen:
         results["similarity"] = similarity.measure()
         similarity.show(results["similarity"])
+    if "relay" in chosen:
+        results["relay"] = relay.measure()
+        relay.show(results["relay"])
     if "growth" in chosen:
         results["growth"] = growth()
     (out / "results.json").write_text(json.dumps({**results, "tables": tables}, indent=1))

@@ -1,4 +1,5 @@
-"""feddom by hand: every node keeps what it was told in dictionaries, with a copy of each model.
+"""feddom by hand: every node keeps what it was told in a round in a dictionary, with a copy of each
+model.
 
 Distances are taken node by node on the stack of the models it knows, as one would write it first.
 """
@@ -36,35 +37,48 @@ class BareDom(Bare):
             self._layout.load(self._module, self._models[node])
             self._fit(node, t)
             self._models[node] = self._layout.flatten(self._module)
-        edges = network("waypoint").edges(
+        meetings = network("waypoint").meetings(
             t, nodes, lambda *names, round=t: stream(0, *names, round)
         )
-        met: list[set[int]] = [set() for _ in range(nodes)]
-        for a, b in edges.tolist():
-            met[a].add(b)
-            met[b].add(a)
-        for node, graph in enumerate(self._graphs):
-            before = graph[node]["met"] if node in graph else set()
-            graph[node] = {
-                "round": t, "model": self._models[node].clone(), "met": before | met[node],
-                "size": self._federation.size(node, "train"), "accuracy": self._accuracy(node),
-            }  # fmt: skip
-        told = [dict(graph) for graph in self._graphs]
-        for node, graph in enumerate(self._graphs):
-            for other in sorted(met[node]):
-                for who, entry in told[other].items():
-                    if who not in graph or entry["round"] > graph[who]["round"]:
-                        graph[who] = {**entry, "model": entry["model"].clone()}
+        self._graphs = [
+            {
+                node: {
+                    "step": 0, "model": self._models[node].clone(), "met": frozenset(),
+                    "size": self._federation.size(node, "train"), "accuracy": self._accuracy(node),
+                }
+            }
+            for node in range(nodes)
+        ]  # fmt: skip
+        for step in np.unique(meetings[:, 0]):
+            self._step(int(step), meetings[meetings[:, 0] == step, 1:])
         self._models = [
-            self._mixed(node, graph) if met[node] else self._models[node]
+            self._mixed(node, graph) if len(graph) > 1 else self._models[node]
             for node, graph in enumerate(self._graphs)
         ]
+
+    def _step(self, step: int, pairs: np.ndarray) -> None:
+        """All that meet tell each other what they knew before."""
+        met: dict[int, list[int]] = {}
+        for a, b in pairs.tolist():
+            met.setdefault(a, []).append(b)
+            met.setdefault(b, []).append(a)
+        told = [dict(graph) for graph in self._graphs]
+        for node, others in met.items():
+            graph = self._graphs[node]
+            for other in others:
+                for who, entry in told[other].items():
+                    if who not in graph:
+                        graph[who] = {**entry, "model": entry["model"].clone()}
+                    elif entry["step"] > graph[who]["step"]:
+                        graph[who] = {**entry, "model": graph[who]["model"]}
+            mine = graph[node]
+            graph[node] = {**mine, "step": step, "met": mine["met"] | set(others)}
 
     def weights(self) -> torch.Tensor:
         return torch.stack(self._models).double().mean(0).float()
 
     def _accuracy(self, node: int) -> float:
-        x, y = self._part(node, "test")
+        x, y = self._part(node, "validation")
         self._layout.load(self._module, self._models[node]).eval()
         with torch.no_grad():
             return float((self._module(x).argmax(1) == y).float().mean()) if len(y) else 0.0

@@ -3,20 +3,22 @@
     python -m benchmarks.contest CONTESTANT WORKLOAD --rounds R --weights FILE.npy [--turns]
 
 prints one line of JSON: `startup`, seconds from the start of the process to the end of round 1;
-`rounds`, seconds of each round after it; `peak_memory`, bytes of all its processes together. With
+`rounds`, seconds of each round after it; `peak_memory`, bytes of all its processes together; of
+fedloom also `macs`, multiply-accumulates of each of those rounds, and `source`, where it is. With
 `--turns` it says "mark" after each round and waits for a line before the next, so that several
 contestants can take turns.
 FILE.npy gets the trained model as a row of fedloom's layout, as far as the contestant averages it:
 pfl leaves batch statistics alone, so its row ends with the parameters, which come first.
 
 A contestant is a function that trains a workload for some rounds, calls `mark` on the server's side
-at the end of each, and returns that row. It imports what it needs itself: the start-up of one must
-not hold the imports of another.
+at the end of each (with what the round cost, if it knows), and returns that row. It imports what it
+needs itself: the start-up of one must not hold the imports of another.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -31,22 +33,27 @@ from benchmarks.memory import PeakMemory
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from benchmarks.workloads import Workload
+    from benchmarks.workloads import Bare, Workload
 
-Mark = Callable[[], None]
+Mark = Callable[..., None]
 Contestant = Callable[["Workload", int, Mark], "Tensor"]
+
+
+def by_hand(workload: Workload) -> Bare:
+    """The loop that does a workload in plain torch."""
+    from benchmarks.bare_dom import BareDom
+    from benchmarks.workloads import Bare, BareMeta, BareSub, BareSwap
+
+    loops = {"fedavg": Bare, "fedmeta-per-maml": BareMeta, "fedswap": BareSwap,
+             "fedrolex": BareSub, "feddse": BareSub, "feddom": BareDom}  # fmt: skip
+    return loops[workload.method](workload)
 
 
 def bare(workload: Workload, rounds: int, mark: Mark, *, threads: int) -> Tensor:
     import torch
 
-    from benchmarks.bare_dom import BareDom
-    from benchmarks.workloads import Bare, BareMeta, BareSub, BareSwap
-
     torch.set_num_threads(threads)
-    by_hand = {"fedavg": Bare, "fedmeta-per-maml": BareMeta, "fedswap": BareSwap,
-               "fedrolex": BareSub, "feddse": BareSub, "feddom": BareDom}  # fmt: skip
-    runner = by_hand[workload.method](workload)
+    runner = by_hand(workload)
     for t in range(1, rounds + 1):
         runner.round(t)
         mark()
@@ -70,7 +77,7 @@ def fedloom(
     runner = Fedloom(workload, engine, int(workers), precision)
     for t in range(1, rounds + 1):
         runner.round(t)
-        mark()
+        mark(runner.macs[-1])
     weights = runner.weights()
     runner.close()
     return weights
@@ -125,6 +132,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--clients", type=int, help="registered, in place of the workload's")
     parser.add_argument("--participants", type=int)
+    parser.add_argument("--samples", type=int, help="of a client")
     parser.add_argument("--turns", action="store_true")
     args = parser.parse_args()
     contestant = find(args.contestant)
@@ -133,16 +141,20 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     memory = PeakMemory()
 
+    gc.disable()  # during imports, as fedloom's command does: for all contestants alike
     import numpy as np
 
     from benchmarks.workloads import workload_named
 
-    sizes = {k: v for k in ("clients", "participants") if (v := getattr(args, k)) is not None}
+    gc.enable()
+    names = ("clients", "participants", "samples")
+    sizes = {k: v for k in names if (v := getattr(args, k)) is not None}
     workload = replace(workload_named(args.workload), **sizes)
-    begun, ended = [process_start()], list[float]()
+    begun, ended, spent = [process_start()], list[float](), list[int]()
 
-    def mark() -> None:
+    def mark(*macs: int) -> None:
         ended.append(time.clock_gettime(time.CLOCK_BOOTTIME))
+        spent.extend(macs)
         if len(ended) == args.rounds:
             memory.stop()
         elif args.turns:
@@ -159,6 +171,10 @@ def main() -> None:
         "rounds": [b - a for a, b in zip(begun[1:], ended[1:], strict=False)],
         "peak_memory": memory.peak,
     }
+    if spent:
+        import fedloom as ours
+
+        result |= {"macs": spent[1:], "source": str(Path(str(ours.__file__)).parent)}
     os.write(stdout, (json.dumps(result) + "\n").encode())
 
 

@@ -80,6 +80,7 @@ SWAP = (("partner", "min"), ("average_every", 3), ("public", "noise:128"))
 WORKLOADS = (
     Workload("mlp", "mlp", "1x28x28", 600),
     Workload("lenet", "lenet", "3x32x32", 500),
+    Workload("lenet-28", "lenet", "1x28x28", 600),
     Workload("conv4", "conv4", "1x28x28", 200),
     Workload("fedmeta-per", "lenet", "3x32x32", 200, method="fedmeta-per-maml"),
     Workload("fedrolex", "conv4", "1x28x28", 200, method="fedrolex", more=DEVICES),
@@ -135,16 +136,17 @@ class Fedloom:
         self._experiment = experiment(workload, engine=engine, workers=workers, precision=precision)
         store = RunStore(Path(tempfile.gettempdir()) / "unused")
         self._runner = Runner(self._experiment, store)
+        self.macs: list[int] = []  # that clients spent in each round
 
     def round(self, t: int) -> None:
-        self._runner.round(t)
+        self.macs.append(self._runner.round(t)["macs"])
 
     def weights(self) -> torch.Tensor:
         """The shared model, or the mean of the models of nodes."""
         x = self._experiment
         if x.method.mix.home == "server":
             return x.state.shared
-        return x.state.rows(np.arange(x.config.clients)).double().mean(0).float()
+        return x.state.models(np.arange(x.config.clients)).double().mean(0).float()
 
     def close(self) -> None:
         self._experiment.engine.close()
@@ -242,9 +244,14 @@ class BareSub(Bare):
 
     def _most_active(self, client: int, r: float) -> list[torch.Tensor]:
         self._module.load_state_dict(self._global)
-        self._module.eval()
         x, keep = self._part(client, "train")[0], []
+        for layer in self._module.modules():  # statistics of widths that trained together fit none
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                layer.reset_running_stats()
+                layer.momentum = None
         with torch.no_grad():
+            self._module.train()(x)
+            self._module.eval()
             for block in self._module.blocks:  # type: ignore[union-attr, operator]
                 x = block(x)
                 h = x.mean((0, 2, 3)).abs()
@@ -303,7 +310,7 @@ class BareSwap(Bare):
         more = dict(workload.more)
         public = public_set(more["public"], self._federation)
         assert public is not None
-        self._probes, self._every = torch.from_numpy(public.x), more["average_every"]
+        self._probes, self._every = public.x, more["average_every"]
         self._own = [self._global] * workload.clients
 
     def round(self, t: int) -> None:

@@ -1,15 +1,16 @@
 """What if nodes could read the newest models of those they know? For diagnosis only.
 
-In feddom a model that comes through others is rounds old when it arrives. Here a node still knows
-only whom it was told of, but takes their models as they are now, which no node could do: it breaks
-the rule that everything is local, to show what age costs. Compare
+Where what nodes knew in earlier rounds counts (`forget`), some of feddom's models are old. Here a
+node still knows only whom it was told of, but takes their models as they are now, which no node
+could do: it breaks the rule that everything is local, to show what age costs. Compare
 
-    fedloom compare feddom examples/feddom_oracle.py --clients 50 --rounds 50
+    fedloom compare feddom:forget=3,links=3 examples/feddom_oracle.py --clients 50 --rounds 50
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
 from fedloom.methods.feddom import FedDom
 from fedloom.mix import DominatingSet
@@ -32,3 +33,6 @@ class FedDomOracle(FedDom):
     name = "feddom-oracle"
     family = "example"
     kind = Oracle
+
+    forget: int | None = Field(3, ge=0, description="earlier rounds whose models count")
+    links: int | None = Field(3, ge=0, description="earlier rounds whose meetings count as links")

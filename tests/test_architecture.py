@@ -1,9 +1,15 @@
 """Data flows one way; an import in the other direction is a bug."""
 
 import ast
+import gc
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 import fedloom
+from fedloom.imports import uncollected
 
 ROOT = Path(fedloom.__file__).parent
 
@@ -70,11 +76,83 @@ def test_the_runner_knows_no_method_by_name():
             assert not (names & set(methods())) - allowed, file
 
 
-def test_help_needs_nothing_heavy():
-    import subprocess
-    import sys
+#: what only some commands need, and takes long to import
+OPTIONAL = (
+    "PIL", "matplotlib", "networkx", "pandas", "pyarrow", "pymcdm", "ray", "scipy", "sklearn",
+    "sympy", "torch._dynamo", "torch._inductor", "torch.onnx",
+)  # fmt: skip
+HELP = """
+from fedloom.cli import app
+app(["--help"], standalone_mode=False)
+"""
+FIRST_ROUND = """
+from pathlib import Path
+from fedloom.experiment.config import make_config
+from fedloom.experiment.plugins import method_class
+from fedloom.experiment.runner import Runner
+from fedloom.experiment.setup import prepare
+from fedloom.experiment.store import RunStore
+import fedloom
 
-    heavy = "{'torch', 'pandas', 'sklearn', 'matplotlib'}"
-    code = f"import sys, fedloom.cli; print(sorted({heavy} & set(sys.modules)))"
+fedloom.run  # the import of it
+given = {"method": "fedavg", "clients": 4, "engine": "ENGINE", "model": "MODEL", "workers": 1}
+given["steps"] = 1
+config, options = make_config(given, method_class("fedavg"))
+runner = Runner(prepare(config, options.build()), RunStore(Path("nowhere")))
+assert runner.round(1)["steps"] > 0
+"""
+
+
+STACKED = FIRST_ROUND.replace("ENGINE", "stacked")
+OWN_OBJECTIVE = """
+from fedloom.local import SGD
+from fedloom.method import Method
+from fedloom.mix import Average
+
+class Decayed(SGD):
+    def objective(self, net, params, data, me):
+        loss = super().objective(net, params, data, me)
+        return loss + 0.01 * sum((p**2).sum() for p in params.values())
+
+""" + STACKED.replace("options.build()", "Method(local=Decayed(), mix=Average())")
+
+
+@pytest.mark.parametrize(
+    ("does", "without"),
+    [
+        ("import fedloom", ("torch", "numpy", "pydantic", *OPTIONAL)),
+        (HELP, ("torch", "numpy", *OPTIONAL)),
+        (FIRST_ROUND.replace("ENGINE", "serial").replace("MODEL", "conv4"), ("rich", *OPTIONAL)),
+        (STACKED.replace("MODEL", "mlp"), ("rich", *OPTIONAL)),
+        (OWN_OBJECTIVE.replace("MODEL", "mlp"), ("rich", *OPTIONAL)),
+        (STACKED.replace("MODEL", "conv4"), ("rich", *OPTIONAL)),
+    ],
+    ids=["import", "help", "a round", "stacked", "an objective of one's own", "a stacked CNN"],
+)
+def test_nothing_is_imported_before_it_is_needed(does, without):
+    code = f"import sys\n{does}\nprint('loaded:', sorted({set(without)} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "[]"
+    assert shown.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_a_method_is_found_without_importing_the_others():
+    code = (
+        "import sys; from fedloom.methods.registry import find; find('fedavg'); "
+        "print([m for m in ('fedavg', 'submodels') if f'fedloom.methods.{m}' in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "['fedavg']"
+
+
+def test_collecting_goes_on_after_imports_as_it_was():
+    assert gc.isenabled()
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

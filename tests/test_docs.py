@@ -162,8 +162,8 @@ def test_the_reference_is_what_the_code_says():
 
 
 def test_the_oracle_reads_no_old_model(quick):
-    more = {"clients": 8, "participation": 1.0, "rounds": 4, "topology": "waypoint,area=300"}
-    told = quick("feddom", **more)
+    more = {"clients": 8, "participation": 1.0, "rounds": 4, "topology": "waypoint,area=700"}
+    told = quick("feddom:forget=3,links=3", **more)
     oracle = quick(str(ROOT / "examples/feddom_oracle.py"), **more)
     assert told.rounds["age"].max() > 0
     assert (oracle.rounds["age"] == 0).all()

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,6 +73,22 @@ def test_stacked_is_serial_up_to_rounding_with_the_same_bits_for_any_number_of_w
     several = run(name, "two", engine="stacked", workers=2)
     assert all(same_bits(stacked, several).values()), same_bits(stacked, several)
     assert same_scores(stacked, several)
+
+
+@pytest.mark.parametrize("encode", ["fp16", "int8", "topk:0.1"])
+def test_encoded_runs_are_the_same_on_all_engines_but_for_steps_of_the_encoding(in_tmp, encode):
+    """Encodings have steps: rounding on which stacked differs may put a value on the other side of
+    one. Workers change nothing, and neither do other bytes."""
+    serial = run("fedavg", "serial", engine="serial", encode=encode, rounds=6)
+    pool = run("fedavg", "pool", engine="processes", workers=2, encode=encode, rounds=6)
+    assert all(same_bits(serial, pool).values())
+    one, two = (run("fedavg", f"{n}", engine="stacked", workers=n, encode=encode, rounds=6)
+                for n in (1, 2))  # fmt: skip
+    assert all(same_bits(one, two).values())
+    apart = (states(serial)["shared"] - states(one)["shared"]).abs()
+    assert (apart > 2e-5).double().mean() < 0.01
+    assert np.allclose(serial.rounds["train_loss"], one.rounds["train_loss"], atol=1e-3)
+    assert serial.rounds["bytes_up"].equals(one.rounds["bytes_up"])
 
 
 def test_dropout_gives_the_bits_of_serial_in_processes(in_tmp):
@@ -171,6 +188,14 @@ def test_convolutions_stack(quick, norm):
         return Conv4(shape, classes, channels=(4, 8, 8, 8), norm=norm)
 
     serial, stacked = (quick(model=factory, rounds=2, engine=e) for e in ("serial", "stacked"))
+    assert torch.allclose(states(serial)["shared"], states(stacked)["shared"], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+def test_a_lenet_stacks_on_uneven_data(quick, name):
+    more = {"data": "synthetic", "data_options": {"shape": "1x28x28", "samples": 120},
+            "model": "lenet", "partition": "quantity:zipf", "batch": 7, "rounds": 2}  # fmt: skip
+    serial, stacked = (quick(name, **more, engine=e) for e in ("serial", "stacked"))
     assert torch.allclose(states(serial)["shared"], states(stacked)["shared"], atol=1e-5)
 
 
@@ -318,17 +343,37 @@ def test_no_worker_outlives_its_run(in_tmp, end, start_process):
 
 
 def test_auto_goes_by_model_and_device_only():
-    class Setting:
-        device = torch.device("cpu")
-
-    def auto(name, shape, workers=2, participants=10, **options):
-        return pick(build(name, shape, 10, options=options), Setting(), workers, participants)
+    def auto(name, shape, workers=2, participants=10, device="cpu", native=False, **options):
+        setting = SimpleNamespace(device=torch.device(device))
+        model = build(name, shape, 10, options=options)
+        return pick(model, setting, native, workers, participants)
 
     assert auto("mlp", (1, 28, 28)) == "stacked"
+    assert auto("mlp", (1, 28, 28), native=True) == "processes"
     assert auto("mlp", (1, 28, 28), participants=1) == "serial"
     assert auto("lenet", (3, 32, 32)) == "processes"
     assert auto("lenet", (3, 32, 32), workers=1) == "serial"
     assert auto("conv4", (1, 28, 28)) == "processes"
+    assert auto("conv4", (1, 28, 28), channels=[4, 4, 8, 8]) == "processes"
+
+
+def test_on_a_gpu_auto_stacks_small_models_and_runs_large_ones_alone():
+    def auto(model, participants=10):
+        setting = SimpleNamespace(device=torch.device("cuda"))
+        return pick(model, setting, False, 2, participants)
+
+    def conv4(**options):
+        return build("conv4", (1, 28, 28), 10, options=options)
+
+    narrow = {"channels": [4, 4, 8, 8]}
+    assert auto(build("mlp", (1, 28, 28), 10, options={"hidden": [4000]})) == "stacked"
+    assert auto(build("lenet", (3, 32, 32), 10)) == "stacked"
+    assert auto(build("lenet", (3, 32, 32), 10), participants=1) == "serial"
+    assert {auto(conv4(**narrow, norm=norm)) for norm in ("group", "static", "none")} == {"stacked"}
+    assert auto(conv4(**narrow, norm="batch")) == "serial"  # not with every rule
+    assert auto(conv4()) == "serial"  # 1.5 million parameters
+    assert auto(nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(784, 10))) == "serial"
+    assert auto(nn.GRU(28, 4)) == "serial"
 
 
 @pytest.mark.filterwarnings("ignore:This CPU has no bf16")

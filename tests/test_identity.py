@@ -287,6 +287,69 @@ def test_a_fork_that_would_lose_what_was_learned_is_refused(quick, start, change
     assert not Path("new").exists()
 
 
+KEPT = {"optimiser_state": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("start", "change", "why"),
+    [
+        (
+            {"optimiser": "adam", **KEPT},
+            {"optimiser": "adagrad"},
+            r"keep its first and second and count \(optimiser=adam, optimiser_state=kept\), and "
+            r"here they would keep its squares \(optimiser=adagrad, .* Leave optimiser",
+        ),
+        (
+            {"optimiser": "adam", **KEPT},
+            {"optimiser_state": "fresh"},
+            "here they would keep nothing of the optimiser",
+        ),
+        (  # a vector each, which mean different things
+            {"momentum": 0.5, **KEPT},
+            {"optimiser": "adagrad", "momentum": 0.0},
+            "keep its velocity .*momentum=0.5.* would keep its squares",
+        ),
+        (
+            {"method": "fedper"},
+            {"optimiser": "adam", **KEPT},
+            "keep nothing of the optimiser .* would keep its first and second",
+        ),
+    ],
+)
+def test_a_fork_with_another_optimisers_memory_is_refused_with_what_differs(
+    quick, start, change, why
+):
+    quick(**{"method": "fedavg", "rounds": 1, "out": "start", **start})
+    with pytest.raises(FedloomError, match=why):
+        fedloom.run(fork="start", rounds=2, out="new", **change)
+
+
+def test_moments_that_mean_the_same_go_on_in_a_fork(quick):
+    quick(rounds=1, optimiser="adam", **KEPT, participation=1.0, out="start")
+    fork = fedloom.run(fork="start", rounds=2, out="new", optimiser="adamw,beta1=0.8")
+    counts = fork.store.checkpoint()[0]["kept/rows"][:, -1]
+    alone = quick(rounds=1, optimiser="adam", **KEPT, participation=1.0)
+    assert (counts == 2 * alone.store.checkpoint()[0]["kept/rows"][:, -1]).all()
+
+
+@pytest.mark.parametrize(
+    "change", [{"encode": "fp32"}, {"method": "fedper"}, {"clients": 5}], ids=str
+)
+def test_what_an_encoding_owes_is_forgotten_by_a_fork_only_with_a_warning(quick, change):
+    quick(rounds=1, encode="topk:0.1", participation=1.0, out="start")
+    with pytest.warns(UserWarning, match="had left out of clients' messages is forgotten"):
+        fork = fedloom.run(**{"fork": "start", "rounds": 2, "out": "new", **change})
+    assert len(fork.rounds) == 2
+
+
+def test_what_an_encoding_owes_goes_on_in_a_fork_that_sends_the_same(quick):
+    whole = quick(rounds=3, encode="topk:0.1")
+    quick(rounds=2, encode="topk:0.1", out="start")
+    fork = fedloom.run(fork="start", rounds=3, out="new")
+    for name, value in whole.store.checkpoint()[0].items():
+        assert torch.equal(value, fork.store.checkpoint()[0][name])
+
+
 def test_a_cosine_run_can_be_forked_to_another_length(quick):
     quick(rounds=2, lr_schedule="cosine", out="start")
     fork = fedloom.run(fork="start", rounds=4, out="new")

@@ -97,17 +97,24 @@ def test_rounds_train_on_the_training_part_and_models_adapt_to_the_support(
         assert read == samples(run.federation, who, part)
 
 
-@pytest.mark.parametrize("validation", ["test", "test-support"])
-def test_feddom_validates_on_the_part_declared_and_is_scored_on_the_rest(watched, validation):
-    run = watched("feddom", participation=1.0, topology="ring", validation=validation, newcomers=2)
+@pytest.mark.parametrize("score_on", ["test", "query"])
+def test_feddom_validates_on_training_data_that_nobody_trains_or_is_scored_on(watched, score_on):
+    run = watched("feddom", participation=1.0, topology="ring", score_on=score_on, newcomers=2,
+                  validation_share=0.3)  # fmt: skip
     everyone = range(6)
+    validated = samples(run.federation, everyone, "validation")
     scored = [read for name, _, read in run.calls if name == "score"]
-    where = "test" if validation == "test" else "test-query"
+    where = {"test": "test", "query": "test-query"}[score_on]
     assert scored == [
-        samples(run.federation, everyone, validation),
+        validated,
         samples(run.federation, everyone, where),
         samples(run.federation, run.federation.newcomer_ids, where),
     ]
+    trained = [read for name, _, read in run.calls if name == "train"]
+    assert trained == [samples(run.federation, everyone, "train")]
+    assert validated
+    assert not set(validated) & set(trained[0])
+    assert not set(validated) & set(samples(run.federation, everyone, "test"))
 
 
 def test_a_part_is_chosen_by_the_support_and_scored_on_the_query(watched):
@@ -136,15 +143,15 @@ def test_the_accuracy_that_a_mix_is_given_is_that_of_the_trained_rows(quick):
     given = data()
     result = quick(Noted(), data=given, model=lambda shape, classes: MLP(shape, classes, (8,)),
                    participation=1.0, topology="ring", partition="quantity:zipf,a=5", rounds=2,
-                   lr=0.3, batch=4, test_share=0.4)  # fmt: skip
+                   lr=0.3, batch=4, test_share=0.5)  # fmt: skip
     federation = make_federation(Config(**result.config), given)
-    empty = [federation.size(client, "test") == 0 for client in range(6)]
+    empty = [federation.size(client, "validation") == 0 for client in range(6)]
     assert any(empty)
     for g in gathered:
         expected = []
         for client, row in enumerate(g.rows):
             model = g.layout.load(MLP((1, 4, 4), 3, (8,)), row).eval()
-            at = federation.indices(client, "test")
+            at = federation.indices(client, "validation")
             right = model(result.normalise(given.x[at])).argmax(1).numpy() == given.y[at]
             expected.append(right.mean() if len(at) else np.nan)
         assert g.accuracy == pytest.approx(expected, nan_ok=True)

@@ -13,10 +13,11 @@ from fedloom.errors import FedloomError
 from fedloom.kinds import Array, Scalar, Weights
 from fedloom.local import SGD, Back, LocalRule
 from fedloom.method import Method
-from fedloom.mix import Average, Mixed
+from fedloom.mix import Average, Mixed, PeerAverage
+from fedloom.report.terminal import amount
 from fedloom.round.attack import Attack
-from fedloom.round.encode import encoding
-from fedloom.topology import Contacts, Star
+from fedloom.round.encode import choice, encoding, nbytes
+from fedloom.topology import Contacts, Peers, Star, network
 
 HIDDEN = {"model_options": {"hidden": [16]}}
 HEAD, BODY = 16 * 10 + 10, 64 * 16 + 16
@@ -221,6 +222,31 @@ def test_wrong_encodings_are_refused(quick, spec):
         quick(encode=spec)
 
 
+def test_rounding_does_not_choose_among_changes_that_are_alike():
+    """Of five that are equal but for rounding the first two are sent, whoever is largest."""
+    largest = torch.tensor([0.3, 0.1, 0.1, 0.1, 0.1, 0.1])
+    for bump in range(1, 6):
+        values = largest.clone()
+        values[bump] += 1e-8
+        assert encoding("topk:0.5").encode(values)["at"].tolist() == [0, 1, 2]
+    different = torch.tensor([0.3, 0.1, 0.1, 0.1, 0.102, 0.1])
+    assert encoding("topk:0.5").encode(different)["at"].tolist() == [0, 1, 4]
+
+
+def test_at_the_edge_of_a_rank_rounding_does_choose():
+    """No rule without a threshold: that is why engines that round differently may differ here."""
+    edge = 1 + 2**-8  # halfway between two values of bfloat16
+    chosen = [encoding("topk:0.5").encode(torch.tensor([1.0, edge + e]))["at"].tolist()
+              for e in (-1e-6, 1e-6)]  # fmt: skip
+    assert chosen == [[0], [1]]
+
+
+def test_topk_hides_nothing_that_is_not_a_number():
+    values = torch.tensor([1.0, torch.nan, 2.0, torch.inf, torch.nan])
+    assert encoding("topk:0.4").encode(values)["at"].tolist() == [1, 3]
+    assert torch.isnan(encoding("topk:0.2").through(values)[0]).any()
+
+
 def test_what_topk_leaves_out_is_sent_later(quick):
     """With a rate of zero from round 2 on, the rest of round 1 arrives bit by bit."""
     settings = {"clients": 1, "participation": 1.0, "lr_schedule": "step:1,1e-20"}
@@ -347,6 +373,43 @@ def test_the_manifest_in_the_folder_counts_the_bytes_of_the_messages(quick):
     assert kept["ci"]["bytes"] == 4 * (BODY + HEAD)
 
 
+@pytest.mark.parametrize("encode", ["fp16", "int8", "topk:0.1"])
+@pytest.mark.parametrize("method", ["scaffold", "fedper", "fedsgd"])
+def test_the_manifest_has_the_bytes_of_the_runs_encoding_and_what_it_owes(quick, method, encode):
+    result = quick(method, rounds=1, encode=encode, participation=1.0)
+    manifest = yaml.safe_load((result.path / "manifest.yaml").read_text())
+    leaves, told = manifest["leaves a client, each round"], manifest["a client is told, each round"]
+    once = [line for line in leaves if line["name"] == "private part"]
+    sums = [sum(line.get("bytes", 0) for line in lines if line not in once)
+            for lines in (leaves, told)]  # fmt: skip
+    assert [6 * n for n in sums] == [result.summary[way] for way in ("bytes_up", "bytes_down")]
+    stays = {line["name"]: line.get("bytes") for line in manifest["stays with a client"]}
+    owes = result.store.checkpoint()[0].get("lost/rows")
+    assert stays.get("rest") == (None if owes is None else 4 * owes.shape[1])
+    assert (owes is None) == (encode == "fp16")
+
+
+def test_methods_are_shown_with_the_bytes_of_an_encoding(monkeypatch):
+    from typer.testing import CliRunner
+
+    from fedloom.cli import app
+    from fedloom.report import terminal
+
+    monkeypatch.setattr(terminal.out, "width", 140)
+
+    def show(encode):
+        return CliRunner().invoke(app, ["methods", "fedavg", "--model", "mlp", "--encode", encode])
+
+    size = 784 * 100 + 100 + 100 * 10 + 10
+    for encode in ("fp32", "fp16", "int8", "topk:0.01"):
+        text = " ".join(show(encode).output.split())
+        sent = amount(encoding(encode).size(size))
+        assert f"bytes (mlp, 1x28x28, {encode})" in text
+        assert f"the whole model {sent} samples, steps" in text
+        assert ("what the encoding left out" in text) == (encode in ("int8", "topk:0.01"))
+    assert isinstance(show("fp8").exception, FedloomError)
+
+
 def test_the_manifest_says_when_private_parts_leave_for_newcomers():
     from fedloom.experiment.blueprint import manifest
     from fedloom.methods.registry import find
@@ -390,8 +453,104 @@ def test_participants_are_drawn_more_often_the_more_of_it_they_have(quick, by):
 def test_facts_that_nobody_asks_for_are_refused(quick):
     with pytest.raises(FedloomError, match="nobody asks how fast"):
         quick(speeds="1:0.5,0.5:0.5")
-    with pytest.raises(FedloomError, match="no server that draws"):
-        quick("p2p-fedavg", draw="samples", participation=1.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "why"),
+    [
+        ("p2p-fedavg", {"draw": "samples", "participation": 1.0}, "no server that draws"),
+        ("centralised", {"draw": "samples"}, "no server that draws"),
+        ("fedavg", {"draw": "samples", "participation": 1.0}, "all clients take part"),
+        ("fedavg", {"draw": "capacity"}, "the same capacity"),
+        ("heterofl", {"draw": "capacity", "capacities": "0.5"}, "the same capacity"),
+        ("fedavg", {"draw": "speed"}, "the same speed"),
+        ("fedavg", {"draw": "speed", "speeds": "1:0.99,0.5:0.01"}, "the same speed"),
+        ("fedavg", {"draw": "samples", "partition": "index"}, "as many samples"),
+    ],
+)
+def test_a_draw_that_would_change_nothing_is_refused_with_the_reason(quick, method, settings, why):
+    if settings.get("partition") == "index":
+        settings = {**settings, "partition": [np.arange(i, 600, 6) for i in range(6)]}
+    with pytest.raises(FedloomError, match=f"draw=.* would do nothing.*{why}.*Leave draw out"):
+        quick(method, **settings)
+
+
+def test_whole_models_can_be_drawn_by_capacity_as_sub_models_are(quick):
+    """So participants of a comparison are the same, and the clients of FedAvg train all of it."""
+    settings = {"draw": "capacity", "capacities": "1:0.5,0.25:0.5", "rounds": 4}
+    parts, whole = (quick(method, **settings) for method in ("heterofl", "fedavg"))
+    drawn = [[r["participants"] for r in result.records] for result in (parts, whole)]
+    assert drawn[0] == drawn[1]
+    plain = quick("fedavg", rounds=4)
+    assert whole.summary["bytes_up"] == plain.summary["bytes_up"]
+    assert whole.devices.empty
+    with pytest.raises(FedloomError, match=r"capacities=0\.5,1 would do nothing with fedavg"):
+        quick("fedavg", capacities="0.5,1")
+
+
+@pytest.mark.parametrize("method", ["local", "centralised", "fedper:private=all"])
+@pytest.mark.parametrize(
+    "setting", [{"encode": "fp16"}, {"screen": "norm:3"}, {"attack": "nan"}], ids=str
+)
+def test_settings_of_messages_are_refused_where_none_are_sent(quick, method, setting):
+    ((key, value),) = setting.items()
+    told = f"{key}={value} would do nothing with .*: no messages are sent. Leave {key} out"
+    with pytest.raises(FedloomError, match=told):
+        quick(method, **setting)
+
+
+def test_training_that_diverges_can_be_left_out_where_nothing_is_sent(quick):
+    with pytest.raises(FedloomError, match="diverged"):
+        quick("local", lr=1e20)
+    with pytest.warns(UserWarning, match="All messages of round 1"):
+        result = quick("local", lr=1e20, on_bad="skip")
+    assert set(result.skipped["reason"]) == {"its training diverged"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"encode": "fp16"}, "encode=fp32, not fp16 as asked (no messages are sent)"),
+        ({"screen": "norm:3"}, "screen=none, not norm:3 as asked (no messages are sent)"),
+        ({"attack": "scale:-2"}, "attack=none, not scale:-2 as asked (no messages are sent)"),
+        (
+            {"draw": "speed", "speeds": "1,0.5"},
+            "draw=uniform, not speed as asked (there is no server that draws participants)",
+        ),
+    ],
+)
+def test_a_comparison_notes_what_does_not_concern_a_method(in_tmp, settings, told):
+    comparison = fedloom.compare(["fedavg", "centralised"], seeds=1, clients=4, rounds=1,
+                                 participation=0.5, **settings)  # fmt: skip
+    assert told in comparison.differences["centralised"]
+    ((key, value), *_) = settings.items()
+    assert comparison.results["fedavg"][0].config[key] == value
+    with pytest.raises(FedloomError, match="would do nothing"):
+        fedloom.compare(["centralised"], seeds=1, clients=4, rounds=1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "told"),
+    [
+        ("2", "speeds='2' is not valid.* with speeds R above 0 .* client and speed"),
+        ("rho:1", "speeds='rho:1' is not valid"),
+        ("1:0.5,0.5", "speeds='1:0.5,0.5' is not valid"),
+        ("none.csv", "no file 'none.csv' with speeds"),
+        ("strong.csv", "can't be read as speeds .*'client,speed'"),
+        ("wrong.csv", "gives client 1 a speed of 3"),
+        ("short.csv", "The file of speeds has 2 clients, the run 6"),
+    ],
+)
+def test_errors_about_speeds_speak_of_speeds(quick, in_tmp, speeds, told):
+    for name, text in {
+        "strong": "client,capacity\n0,1",
+        "wrong": "client,speed\n0,1\n1,3",
+        "short": "client,speed\n0,1\n1,0.5",
+    }.items():
+        (in_tmp / f"{name}.csv").write_text(text)
+    with pytest.raises(FedloomError, match=told) as found:
+        quick(draw="speed", speeds=speeds)
+    assert "apacit" not in str(found.value)
 
 
 class Oldest(Star):
@@ -410,6 +569,12 @@ def test_a_topology_may_ask_when_clients_were_last_seen(quick):
     quick(toy, rounds=3, out="half")
     half = quick(toy, rounds=4, out="half", resume=True)
     assert half.records[-1]["participants"] == [3, 4, 5]
+
+
+def test_a_topology_that_reads_what_it_does_not_declare_is_told_the_word(quick):
+    curious = type("Curious", (Oldest,), {"needs": frozenset({"samples"})})()
+    with pytest.raises(FedloomError, match=r"Curious reads 'seen'.*`needs`"):
+        quick(Method(topology=curious), rounds=1)
 
 
 def test_a_rule_that_reads_what_it_does_not_declare_is_told_the_word(quick):
@@ -448,6 +613,54 @@ def test_values_like_the_weights_are_billed_as_the_sub_model_has_them(quick):
     assert double.summary["bytes_down"] == 2 * plain.summary["bytes_down"]
 
 
+def test_a_choice_of_channels_costs_a_bitmap_or_numbers_whichever_is_smaller():
+    def size(chosen, of):
+        return nbytes(choice([np.arange(chosen)], [of]))
+
+    assert size(3, 16) == 2  # 16 bits, or 3 numbers
+    assert size(1, 16) == 1
+    assert size(5, 100) == 5
+    assert size(50, 100) == 13
+    assert size(3, 1000) == 6  # numbers of two bytes
+    assert nbytes(choice([np.arange(2), np.arange(4)], [4, 8])) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "up", "down"),
+    [
+        ("feddse", {}, 2, 0),  # chosen by the client: of 16 channels, a bit each
+        ("heterofl", {}, 0, 0),  # always the first
+        ("fedrolex", {"encode": "int8"}, 0, 0),  # by the round
+        ("federated-dropout", {}, 0, 0),  # the server knows what it sent
+        ("federated-dropout", {"encode": "int8"}, 0, 2),  # the client keeps a rest, by channel
+        ("federated-dropout", {"optimiser_state": "kept", "momentum": 0.5}, 0, 2),
+        ("feddse", {"encode": "int8"}, 2, 0),
+    ],
+)
+def test_a_choice_of_channels_is_billed_to_those_who_can_not_know_it(quick, method, more, up, down):
+    settings = {"capacities": "0.5", "rounds": 1, "participation": 1.0}
+    ordered = quick("heterofl", **settings, **({"encode": "int8"} if "encode" in more else {}))
+    found = quick(method, **settings, **more)
+    assert found.summary["bytes_up"] - ordered.summary["bytes_up"] == 6 * up
+    whole = 4 * (BODY + HEAD) if method == "feddse" else None
+    asked = ordered.summary["bytes_down"] if whole is None else 6 * whole
+    assert found.summary["bytes_down"] - asked == 6 * down
+    words = (found.path / "manifest.yaml").read_text()
+    assert ("name: choice" in words) == bool(up or down)
+
+
+def test_nodes_tell_each_other_which_part_they_trained(quick):
+    """Three of six train columns of an MLP, no channels: a bit each, to each of two neighbours."""
+    from test_contract import Half
+
+    def paid(follows):
+        half = type("Part", (Half,), {"follows": follows})()
+        toy = Method(mix=PeerAverage(), select=half, topology=Peers(network("ring")))
+        return quick(toy, rounds=1, participation=1.0).summary["bytes_up"]
+
+    assert paid(False) - paid(True) == pytest.approx(3 * 2 * -(-(BODY + HEAD) // 8), abs=6)
+
+
 @pytest.mark.parametrize("first", ["initial", "mean"])
 def test_what_a_private_part_first_starts_from_is_a_choice(quick, first):
     """One client a round, and from the second round on a rate of nothing: later ones keep what they
@@ -458,6 +671,22 @@ def test_what_a_private_part_first_starts_from_is_a_choice(quick, first):
     assert state["kept/clients"].tolist() == [0, 1, 2]
     alike = [torch.allclose(head, state["kept/rows"][0], atol=1e-6) for head in state["kept/rows"]]
     assert all(alike) == (first == "mean")
+
+
+def test_private_parts_that_travel_are_billed(quick):
+    """Up with every message, down to those who take part for the first time after others have."""
+    settings = {"clients": 3, "participation": 0.34, "rounds": 10}
+    stay, travel = (quick(f"fedper:first={first}", **settings) for first in ("initial", "mean"))
+    assert [r["participants"] for r in stay.records] == [r["participants"] for r in travel.records]
+    up = travel.rounds["bytes_up"] - stay.rounds["bytes_up"]
+    down = travel.rounds["bytes_down"] - stay.rounds["bytes_down"]
+    assert up.tolist() == [4 * HEAD] * 10
+    seen, expected = set(), []
+    for (client,) in (r["participants"] for r in travel.records):
+        expected.append(4 * HEAD if seen and client not in seen else 0)
+        seen.add(client)
+    assert down.tolist() == expected
+    assert sum(expected) == 2 * 4 * HEAD
 
 
 @pytest.mark.parametrize("attack", ["nan", "scale:1e6"])

@@ -13,6 +13,7 @@ from fedloom.layout import Layout
 from fedloom.local import SGD, Back
 from fedloom.method import Method
 from fedloom.mix import Average, Mixed
+from fedloom.report.terminal import print_result
 from fedloom.round.encode import encoding
 from fedloom.round.messages import Sent, Told
 from fedloom.round.plan import Plan
@@ -83,6 +84,32 @@ def test_some_messages_are_cut_out_with_all_that_belongs_to_them():
     assert some.values["v"].tolist() == [[1], [3]]
 
 
+def test_a_round_tells_how_many_messages_were_left_out(quick, recwarn):
+    """Of a complete graph of six a bad node has five messages, of a server's clients one."""
+    bad = {"attack": "nan", "on_bad": "skip", "participation": 1.0, "rounds": 2}
+    star = quick(**bad)
+    assert star.rounds["skipped"].tolist() == [1, 1]
+    assert star.summary["skipped"] == 2
+    nodes = quick("p2p-fedavg", topology="complete", **bad)
+    assert nodes.rounds["skipped"].tolist() == [5, 5]
+    honest = quick()
+    assert honest.rounds["skipped"].tolist() == [0, 0, 0]
+    assert star.idle_rounds == nodes.idle_rounds == honest.idle_rounds == []
+    assert not [w for w in recwarn if "left out" in str(w.message)]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "p2p-fedavg", "local"])
+def test_a_round_of_which_nothing_is_left_is_warned_of_once_and_shown(quick, capsys, method):
+    more = {"topology": "ring"} if method == "p2p-fedavg" else {}
+    bad = {"lr": 1e20} if method == "local" else {"attack": "nan,share=1"}
+    with pytest.warns(UserWarning, match="All messages of round 1 were left out") as found:
+        result = quick(method, on_bad="skip", participation=1.0, **bad, **more)
+    assert len([w for w in found if "left out" in str(w.message)]) == 1
+    assert result.idle_rounds == [1, 2, 3]
+    print_result(result)
+    assert "Nothing was combined in round 1, 2, 3: all messages were" in capsys.readouterr().out
+
+
 class Failing(SGD):
     """Training ends in NaN in a client's second round."""
 
@@ -95,6 +122,7 @@ class Failing(SGD):
         return Back(wild, keeps={"times": times})
 
 
+@pytest.mark.filterwarnings("ignore:All messages of round")
 def test_a_client_whose_training_diverged_keeps_what_it_had(quick):
     """Everybody's second round fails: nothing moves, and all go on from the first."""
     toy = Method(local=Failing(), mix=Average("body"))

@@ -57,7 +57,7 @@ def test_dropout_draws_from_the_seed_of_its_client_and_round(quick):
     def factory(shape, classes):
         return nn.Sequential(nn.Flatten(), Noting(), nn.Linear(64, classes))
 
-    expected = turns(quick(model=factory, batch="inf", **SMALL))
+    expected = turns(quick(model=factory, batch="inf", kernels="torch", **SMALL))
     drawn = {streams.torch_seed(0, "torch", *turn) for turn in expected}
     assert drawn <= set(seeds)  # others: where the model is measured before the run
 

@@ -1,5 +1,6 @@
 """Studies: cells run once, in parallel, go on after a stop, and become tables and figures."""
 
+import itertools
 import shutil
 import signal
 import sys
@@ -10,7 +11,19 @@ import pytest
 
 import fedloom
 from fedloom.errors import FedloomError
-from fedloom.experiment.study import Ask, Cell, Picture, Study, Table, run_study, write_report
+from fedloom.experiment.config import make_config
+from fedloom.experiment.plugins import method_class
+from fedloom.experiment.setup import placed
+from fedloom.experiment.study import (
+    Ask,
+    Cell,
+    Picture,
+    Study,
+    Table,
+    run_study,
+    together,
+    write_report,
+)
 from fedloom.studies import STUDIES
 from fedloom.studies.s0_swap import S0Swap
 from fedloom.studies.s1 import S1, SOURCE
@@ -228,10 +241,11 @@ def test_a_run_from_before_a_setting_was_there_still_counts_as_done(in_tmp, fini
 def test_s4_tells_what_nodes_know_and_combine(in_tmp):
     class Short(S4Why):
         def cells(self, ask):
+            short = {"rounds": 3, "eval_every": 3, "clients": 8, "topology": "complete"}
             return [
-                Cell(c.name, c.method, {**c.settings, "rounds": 3, "eval_every": 3, "clients": 8})
+                Cell(c.name, c.method, {**c.settings, **short})
                 for c in super().cells(ask)
-                if c.name.startswith(("p2p-fedavg-n", "feddom-", "links-1-"))
+                if c.name.startswith(("p2p-relay-", "feddom-", "all-", "delta-"))
             ]
 
     ask = Ask("digits", "area-500", "quick")
@@ -239,19 +253,43 @@ def test_s4_tells_what_nodes_know_and_combine(in_tmp):
     assert len(results) == 4
     (table,) = write_report(Short(), ask, results, Path("s"))
     shown = {row[0]: row[1:] for row in table.rows}
-    assert shown["WAFL"][0] == "–"  # it was left out
-    assert shown["P2P FedAvg"][1:4] == ["–", "–", "–"]
-    assert shown["feddom, complete graph"][1:4] == ["8.0", "1.0", "0.0"]
-    assert float(shown["feddom, links=1"][2]) >= float(shown["feddom"][2])
+    assert shown["WAFL, relay"][0] == "–"  # it was left out
+    assert shown["P2P FedAvg, relay"][2:5] == ["8.0", "–", "–"]
+    assert shown["feddom"][1:5] == ["+0.000", "8.0", shown["feddom, δ=1"][3], "0.0"]
+    assert shown["feddom, all that was heard"][2:5] == ["8.0", "8.0", "0.0"]
     assert Path("s/why.png").stat().st_size > 5000
 
 
-def test_s4_scores_every_node_and_has_a_row_for_recent_links():
+def test_s4_compares_all_with_the_same_relay_on_the_same_samples():
     study = STUDIES["s4-table"]
     (table,) = study.tables(Ask("mnist", "area-1000"), {})
     assert [row[3] for row in table.rows] == [
-        "0.950", "0.936", "0.964", "–", "0.930", "0.911", "0.952", "–",
+        "–", "0.950", "0.936", "0.964", "–", "–", "–",
+        "–", "0.930", "0.911", "0.952", "–", "–", "–",
     ]  # fmt: skip
-    for cell in study.cells(Ask("mnist", "area-1000")):
+    cells = study.cells(Ask("mnist", "mlp-1000"))
+    for cell in cells:
         assert "eval_common" not in cell.settings
-        assert cell.settings.get("links") == (3 if "recent" in cell.name else None)
+        relay = cell.settings.get("relay", False)
+        assert relay == ("relay" in cell.name)
+        assert ("topology" in cell.settings) == (cell.method not in ("local", "fedavg"))
+    assert {c.settings["validation_share"] for c in together(cells)} == {0.1}
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if name.startswith("s4-")])
+def test_every_cell_of_s4_can_be_run(name):
+    study = STUDIES[name]
+    for data, preset in itertools.product(study.data, study.presets):
+        cells = study.cells(Ask(data, preset))
+        assert len({cell.name for cell in cells}) == len(cells)
+        for cell in cells:
+            config, options = make_config({**cell.settings, "method": cell.method},
+                                          method_class(cell.method))  # fmt: skip
+            placed(config, options.build())
+    tables = study.tables(Ask(study.data[0], study.presets[0]), {})
+    assert all(len(row) == len(table.heads) for table in tables for row in table.rows)
+
+
+def test_mobility_goes_from_a_crowd_to_hardly_anybody():
+    where = {c.settings["topology"] for c in STUDIES["s4-mobility"].cells(Ask("mnist", "mlp"))}
+    assert where == {f"waypoint,area={side}" for side in (250, 500, 1000, 2000)}

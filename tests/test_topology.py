@@ -210,6 +210,24 @@ def test_nodes_meet_if_they_are_in_range_at_a_step_of_the_round():
         assert sorted(seen) == [tuple(pair) for pair in way.edges(t, 25, draws(t)).tolist()]
 
 
+@pytest.mark.parametrize("text", ["waypoint", "waypoint,pause=0", "waypoint,pause=200,fastest=3"])
+def test_nodes_crowd_in_the_middle_from_the_first_step_on(text):
+    """The share in the central quarter, of nodes that have walked for ever: no drift."""
+    way, times = network(text), np.array([1.0, 30, 100, 300, 1000])
+    places = way.places(times, 8000, draws())
+    inside = ((places > way.area / 4) & (places < 3 * way.area / 4)).all(axis=-1).mean(axis=1)
+    assert inside == pytest.approx([inside.mean()] * 5, abs=0.02)
+    assert inside.mean() > 0.28  # of a quarter of the area
+
+
+def test_nodes_rest_as_often_at_first_as_later():
+    way = network("waypoint,pause=100")
+    places = way.places(np.array([1.0, 2, 500, 501]), 8000, draws())
+    rests = [(places[i] == places[i + 1]).all(axis=1).mean() for i in (0, 2)]
+    # some 109 steps of walking (521 at a mean slowness of 0.21), then 100 of rest
+    assert rests == pytest.approx([100 / 210] * 2, abs=0.02)
+
+
 def test_a_larger_area_has_fewer_contacts():
     degree = {
         area: ContactReport.of(Peers(network(f"waypoint,area={area}")), 50, 20).table["degree"]
@@ -300,10 +318,70 @@ def test_participation_draws_who_is_awake():
 def test_messages_go_both_ways():
     late = np.array([0, LOST, 2, 1])
     contacts = Contacts(np.arange(3), np.array([[0, 1], [1, 2]]), late)
-    sender, receiver, when = contacts.messages()
-    assert list(zip(sender, receiver, when, strict=True)) == [
-        (1, 0, 2), (0, 1, 0), (2, 1, 1), (1, 2, LOST),
+    assert list(zip(*contacts.messages(), strict=True)) == [
+        (1, 1, 0, 2), (1, 0, 1, 0), (1, 2, 1, 1), (1, 1, 2, LOST),
     ]  # fmt: skip
+    ordered = Contacts(np.arange(3), np.array([[1, 1, 2], [2, 0, 1]]), late)
+    assert list(zip(*ordered.messages(), strict=True)) == [
+        (1, 2, 1, 2), (1, 1, 2, 0), (2, 1, 0, 1), (2, 0, 1, LOST),
+    ]  # fmt: skip
+
+
+def test_who_meets_in_a_round_follows_from_its_meetings():
+    contacts = Contacts(np.arange(4), np.array([[1, 2, 1], [2, 0, 3], [4, 1, 2]]))
+    assert contacts.edges.tolist() == [[0, 3], [1, 2]]
+    assert Contacts(np.arange(4), np.array([[0, 1]])).meetings.tolist() == [[1, 0, 1]]
+    assert Contacts(np.arange(4), []).meetings.shape == (0, 3)
+    assert Contacts(np.arange(4)).edges is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [([[2, 0, 1], [1, 0, 1]], "order of time"), ([[0, 0, 1]], "from 1 on"), ([[1], [2]], "shape")],
+)
+def test_meetings_out_of_order_are_refused(rows, why):
+    with pytest.raises(FedloomError, match=why):
+        Contacts(np.arange(4), np.array(rows))
+
+
+def test_fixed_graphs_meet_at_each_of_their_hops():
+    ring = network("ring,hops=3")
+    rows = ring.meetings(1, 4, draws())
+    assert [rows[rows[:, 0] == step, 1:].tolist() for step in (1, 2, 3)] == [links("ring", 4)] * 3
+    assert network("ring").meetings(1, 4, draws())[:, 0].tolist() == [1] * 4
+    contacts = Peers(ring).contacts(1, 4, 4, draws())
+    assert contacts.edges.tolist() == links("ring", 4)
+    assert len(Peers(ring, Faults.parse("loss=0.5")).contacts(1, 4, 4, draws()).late) == 24
+    with pytest.raises(FedloomError, match="hops"):
+        network("waypoint,hops=2")
+
+
+def test_a_trace_has_a_step_for_every_time(in_tmp):
+    (in_tmp / "t.csv").write_text("5,2,3\n1,0,1\n3,1,2\n3,4,0\n3,0,4\n11,0,1\n")
+    trace = network("trace:t.csv,every=10")
+    assert trace.meetings(1, 5, draws()).tolist() == [
+        [1, 0, 1], [2, 0, 4], [2, 1, 2], [3, 2, 3],
+    ]  # fmt: skip
+    assert trace.meetings(2, 5, draws()).tolist() == [[1, 0, 1]]
+
+
+def test_moving_nodes_meet_at_every_step_at_which_they_are_in_range():
+    way = network("waypoint,area=300,range=60,steps=4")
+    rows = way.meetings(3, 25, draws(3))
+    assert (np.diff(rows[:, 0]) >= 0).all()
+    for step, places in enumerate(way.places(np.arange(9.0, 13), 25, draws(3)), 1):
+        apart = np.linalg.norm(places[:, None] - places[None], axis=-1)
+        near = [(a, b) for a, b in np.argwhere(apart <= 60).tolist() if a < b]
+        assert [tuple(pair) for pair in rows[rows[:, 0] == step, 1:].tolist()] == near
+
+
+def test_steps_of_those_who_are_down_drop_out():
+    peers = Peers(network("complete,hops=2"), Faults.parse("fail=0.5"))
+    contacts = peers.contacts(1, 20, 20, draws())
+    up = len(contacts.participants)
+    assert 0 < up < 20
+    assert len(contacts.meetings) == up * (up - 1)
+    assert set(contacts.meetings[:, 1:].ravel()) <= set(contacts.participants)
 
 
 # -- the report -----------------------------------------------------------------------------------
@@ -335,6 +413,31 @@ def test_a_network_is_drawn_as_a_strip_or_a_film(in_tmp, text):
     assert Image.open(in_tmp / "film.gif").n_frames == 3
 
 
+def test_the_spreading_of_models_is_drawn_step_by_step(in_tmp):
+    from fedloom.report.topology_plot import spread_strip
+    from fedloom.topology.relay import spreading
+
+    links = network("ring,hops=3")
+    report = ContactReport.of(Peers(links), 9, 2)
+    counts = {step: has.sum(1).tolist() for step, has in spreading(report.rounds[0])}
+    assert counts == {step: [1 + 2 * step] * 9 for step in range(4)}
+    figure = spread_strip(report, links, 0, 2, "a ring")
+    maps = [axis.get_title() for axis in figure.subfigs[0].axes if axis.get_title()]
+    assert maps == ["before", *(f"step {step}: 9 meetings" for step in (1, 2, 3))]
+    shown = [axis.get_xlabel() for axis in figure.subfigs[0].axes if axis.get_xlabel()]
+    assert shown == [f"{100 * (1 + 2 * step) / 9:.0f} % of all pairs" for step in range(4)]
+    (curve,) = figure.subfigs[1].axes
+    assert curve.lines[0].get_ydata().tolist() == [1, 3, 5, 7]
+
+
+def test_a_round_without_meetings_is_drawn_too():
+    from fedloom.report.topology_plot import spread_strip
+
+    links = network("erdos-renyi:0")
+    report = ContactReport.of(Peers(links, Faults.parse("fail=0.3")), 9, 1)
+    assert len(spread_strip(report, links, 0, 1, "nobody").subfigs[0].axes) == 3
+
+
 def test_the_command_line_shows_a_network(in_tmp):
     from typer.testing import CliRunner
 
@@ -346,6 +449,11 @@ def test_the_command_line_shows_a_network(in_tmp):
     shown = CliRunner().invoke(app, words)
     assert "isolated nodes" in shown.output
     assert (in_tmp / "a.png").exists()
+    spread = CliRunner().invoke(app, [*words[:-2], "--spread", "b.png", "--round", "3"])
+    assert "Picture: b.png" in spread.output
+    assert (in_tmp / "b.png").exists()
+    late = CliRunner().invoke(app, [*words[:-2], "--spread", "c.png", "--round", "9"])
+    assert "There is no round 9 of 4" in str(late.exception)
     wrong = CliRunner().invoke(app, [*words[:-1], "a.txt"])
     assert isinstance(wrong.exception, FedloomError)
     assert ".gif" in str(wrong.exception)

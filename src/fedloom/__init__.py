@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedloom.imports import uncollected
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -59,7 +61,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedloom' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    with uncollected():
+        value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

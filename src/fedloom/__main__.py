@@ -1,5 +1,6 @@
 """The console script, and `python -m fedloom`: what must hold before anything else is imported."""
 
+import gc
 import os
 import sys
 
@@ -16,6 +17,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("Error: Interrupted before anything began.", file=sys.stderr)
         sys.exit(130)
+    finally:
+        gc.freeze()  # the process ends: nothing is left that is worth collecting
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import typer
 from fedloom import __version__
 from fedloom.errors import FedloomError, is_shortage, shortage
 from fedloom.experiment.settings import Config
+from fedloom.imports import uncollected
 
 app = typer.Typer(
     name="fedloom",
@@ -125,7 +126,8 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
 
         @functools.wraps(command)
         def wrapped(**words: Any) -> None:
-            from fedloom.experiment.config import merge, parse_settings, read_config
+            with uncollected():
+                from fedloom.experiment.config import merge, parse_settings, read_config
 
             given = {n: v for n in names if (v := words.pop(n)) is not None}
             file, pairs = words.pop("config"), words.pop("set_")
@@ -273,8 +275,9 @@ def run(
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Run one method and write its results to a directory."""
-    from fedloom.experiment.api import run as run_method
-    from fedloom.report.terminal import Progress, print_profile, print_result
+    with uncollected():
+        from fedloom.experiment.api import run as run_method
+        from fedloom.report.terminal import Progress, print_profile, print_result
 
     settings = settings or {}
     named = settings.pop("method", None)
@@ -313,8 +316,9 @@ def compare(
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Run several methods with the same settings and seeds, and print one table."""
-    from fedloom.experiment.api import compare as compare_methods
-    from fedloom.report.terminal import Progress, print_comparison
+    with uncollected():
+        from fedloom.experiment.api import compare as compare_methods
+        from fedloom.report.terminal import Progress, print_comparison
 
     settings = settings or {}
     for key in ("method", "params", "seed"):
@@ -344,6 +348,10 @@ def methods(
         str, typer.Option("--shape", metavar="CxHxW", help="Images of that model.")
     ] = "1x28x28",
     classes: Annotated[int, typer.Option("--classes", min=2, help="Classes of that model.")] = 10,
+    encode: Annotated[
+        str,
+        typer.Option("--encode", help="How messages are written: fp32, fp16, int8, topk:SHARE."),
+    ] = "fp32",
     set_: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
@@ -370,8 +378,8 @@ def methods(
         cls, settings = method_class(name), parse_settings(set_ or [])
         options = settings.pop("model_options", {})
         print_method(cls, configure(cls, settings).build())
-        found = manifest(cls, settings, model, _shape(shape), classes, options)
-        print_manifest(found, model, shape)
+        found = manifest(cls, settings, model, _shape(shape), classes, options, encode)
+        print_manifest(found, f"{model}, {shape}, {encode}")
 
 
 @app.command()
@@ -517,6 +525,17 @@ def topology(
             callback=_film,
         ),
     ] = None,
+    spread: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--spread", metavar="FILE", callback=_picture,
+            help="Save how models spread within a round, step by step, where nodes pass on what "
+            "they hear.",
+        ),
+    ] = None,
+    shown: Annotated[
+        int, typer.Option("--round", min=1, help="The round that --spread shows.")
+    ] = 1,
 ) -> None:  # fmt: skip
     """List the networks without a server, or show whom nodes meet in one of them."""
     from fedloom.report.terminal import print_contacts, print_networks
@@ -526,6 +545,8 @@ def topology(
     if spec is None:
         print_networks(NETWORKS)
         return
+    if shown > rounds:
+        raise FedloomError(f"There is no round {shown} of {rounds}. Give more --rounds.")
     links = network(spec)
     report = ContactReport.of(Peers(links, Faults.parse(faults)), clients, rounds, seed)
     print_contacts(report, spec)
@@ -534,6 +555,12 @@ def topology(
 
         save_film(report, links, seed, f"{spec}, {clients} nodes", plot)
         print(f"\nPicture: {plot}")
+    if spread:
+        from fedloom.report.plots import save
+        from fedloom.report.topology_plot import spread_strip
+
+        save(spread_strip(report, links, seed, shown, f"{spec}, {clients} nodes"), spread)
+        print(f"\nPicture: {spread}")
 
 
 @data_app.command("list")

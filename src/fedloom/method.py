@@ -71,6 +71,13 @@ class Method:
             )
         return replace(self, topology=topology, mix=self.mix.among_nodes())
 
+    @property
+    def silent(self) -> bool:
+        """Whether nothing travels in a round: data stays, and so does all that is learned from it,
+        or the data itself has moved."""
+        nothing = self.mix.part in ("none", "not all") and not self.local.sends
+        return nothing or self.topology.pools
+
     def needs(self, fact: str) -> bool:
         """Whether any part looks at this fact."""
         return any(fact in part.needs for _, part in self._parts())

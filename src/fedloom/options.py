@@ -21,7 +21,7 @@ _DEEP = 4  # levels of lists that a setting has at most
 class Options(BaseModel):
     """Fields whose numbers are numbers, and finite unless a field says otherwise."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod

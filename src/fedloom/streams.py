@@ -25,7 +25,8 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
     >>> stream(0, "batches", 3).random() == stream(0, "batches", 3).random()
     True
     """
-    return np.random.Generator(np.random.Philox(key=key(seed, *names)))
+    words = np.frombuffer(key(seed, *names).to_bytes(16, "little"), "<u8")  # as Philox has them
+    return np.random.Generator(np.random.Philox(key=words))
 
 
 def streams_of(seed: int, round: int) -> Callable[..., np.random.Generator]:

@@ -141,7 +141,22 @@ def test_no_test_share_leaves_everything_to_training() -> None:
 
 def test_s1_shares_of_a_hundred() -> None:
     f = of_sizes(100, test_share=0.25)
-    assert [f.size(0, part) for part in PARTS] == [100, 75, 25, 15, 60, 5, 20]
+    assert [f.size(0, part) for part in PARTS] == [100, 75, 0, 25, 15, 60, 5, 20]
+
+
+def test_validation_data_is_taken_from_training_data_and_nothing_else() -> None:
+    plain, f = of_sizes(100, 6, 1, test_share=0.25), of_sizes(100, 6, 1, test_share=0.25,
+                                                              validation_share=0.2)  # fmt: skip
+    assert f.sizes("validation").tolist() == [15, 1, 0]  # one at least, where that leaves one
+    assert f.sizes("train").tolist() == [60, 4, 1]
+    for client in range(3):
+        assert np.array_equal(f.indices(client, "test"), plain.indices(client, "test"))
+        both = [*f.indices(client, "train"), *f.indices(client, "validation")]
+        assert both == plain.indices(client, "train").tolist()
+    support, query = (f.indices(0, f"train-{part}").tolist() for part in ("support", "query"))
+    assert support + query == f.indices(0, "train").tolist()
+    with pytest.raises(FedloomError, match="validation_share"):
+        of_sizes(10, validation_share=1.0)
 
 
 def test_classes_of_a_client(small: Dataset) -> None:

@@ -1,4 +1,4 @@
-"""What a client's data is used for: train and test, support and query, and newcomers.
+"""What a client's data is used for: train, validation and test, support and query, and newcomers.
 
 Which samples are in which part follows from (seed, client) alone and is worked out when asked
 for, so a million clients store nothing. Support and query are the two halves of a meta-learning
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Partition, names_rows, parse, partition
 from fedloom.data.partition.classes import deal_classes, reserved
-from fedloom.data.partition.deal import ClassSets, Task
+from fedloom.data.partition.deal import ClassSets, Dealing
 from fedloom.data.public import Wish, set_aside
 from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
@@ -27,7 +27,8 @@ from fedloom.streams import stream
 IntArray = npt.NDArray[np.int64]
 
 _MEASURED_BY = 1000  # most clients whose data measure the norms of a shared model
-PARTS = ("all", "train", "test", "train-support", "train-query", "test-support", "test-query")
+PARTS = ("all", "train", "validation", "test", "train-support", "train-query", "test-support",
+         "test-query")  # fmt: skip
 
 
 class Federation:
@@ -46,6 +47,7 @@ class Federation:
         seed: int,
         test_share: float = 0.2,
         support_share: float = 0.2,
+        validation_share: float = 0.0,
         newcomers: int = 0,
         newcomer_classes: int = 2,
         dealt: Partition | None = None,
@@ -54,9 +56,15 @@ class Federation:
             raise FedloomError(f"test_share is {test_share}; it must be at least 0 and below 1.")
         if not 0 < support_share < 1:
             raise FedloomError(f"support_share is {support_share}; it must be between 0 and 1.")
+        if not 0 <= validation_share < 1:
+            raise FedloomError(
+                f"validation_share is {validation_share}; it must be at least 0 and below 1."
+            )
         self.dataset, self.partition, self.seed = dataset, partition, seed
+        self.validation_share = validation_share
         self.test_share, self.support_share = test_share, support_share
         self.dealt = partition if dealt is None else dealt
+        self._cuts: dict[tuple[int, str, bool], tuple[int, int]] = {}  # of as many samples
         self.n_clients = len(partition)
         self.newcomer_ids = range(self.n_clients, self.n_clients + newcomers)
         self.newcomers = self._deal_newcomers(newcomers, newcomer_classes)
@@ -64,11 +72,11 @@ class Federation:
     def indices(self, client: int, part: str = "all") -> IntArray:
         """The samples of this part of the client's data, as indices into `dataset.x`."""
         held = self._held(client)
-        start, stop = self._bounds(len(held), part, newcomer=client >= self.n_clients)
+        start, stop = self._cut(len(held), part, client >= self.n_clients)
         if start == 0 and stop == len(held):
             return held
         order = stream(self.seed, "split", client).permutation(len(held))
-        return held[order[int(start) : int(stop)]]
+        return held[order[start:stop]]
 
     def some_clients(self, purpose: str, most: int) -> IntArray:
         """All training clients, or a fixed random choice of them."""
@@ -95,9 +103,8 @@ class Federation:
 
     def size(self, client: int, part: str = "all") -> int:
         """The number of samples in the part, without drawing it."""
-        n = len(self._held(client))
-        start, stop = self._bounds(n, part, newcomer=client >= self.n_clients)
-        return int(stop - start)
+        start, stop = self._cut(len(self._held(client)), part, client >= self.n_clients)
+        return stop - start
 
     def sizes(self, part: str = "all") -> IntArray:
         """`size` of every training client."""
@@ -134,22 +141,31 @@ class Federation:
             return self.newcomers[client - self.n_clients]
         return self.partition[client]
 
+    def _cut(self, n: int, part: str, newcomer: bool) -> tuple[int, int]:
+        """`_bounds` of one client; asked for several times a round by each, so it is kept."""
+        found = self._cuts.get((n, part, newcomer))
+        if found is None:
+            start, stop = self._bounds(n, part, newcomer=newcomer)
+            found = self._cuts[n, part, newcomer] = int(start), int(stop)
+        return found
+
     def _bounds(self, n: int | IntArray, part: str, *, newcomer: bool) -> tuple[IntArray, IntArray]:
         """Where the part starts and stops among n shuffled samples, of one client or of many.
 
-        The order is test-support, test-query, train-support, train-query.
+        The order is test-support, test-query, train-support, train-query, validation.
         """
         if part not in PARTS:
             raise unknown("part of a client's data", part, PARTS)
         everything = np.asarray(n, np.int64)
         test = everything if newcomer else _share(everything, self.test_share)
+        trained = everything - _some(everything - test, self.validation_share)
         start, stop = {
             "all": (np.zeros_like(test), everything),
             "test": (np.zeros_like(test), test),
-            "train": (test, everything),
+            "train": (test, trained),
+            "validation": (trained, everything),
         }[part.split("-")[0]]
-        size = stop - start
-        support = np.where(size >= 2, np.maximum(_share(size, self.support_share), 1), 0)
+        support = _some(stop - start, self.support_share)
         if part.endswith("support"):
             stop = start + support
         elif part.endswith("query"):
@@ -179,9 +195,9 @@ class Federation:
                 f"have all {comb(len(present), k)}. Take fewer clients, or another number of "
                 "classes for newcomers."
             )
-        task = Task(y[pool], count, n_classes, stream(self.seed, "newcomers"), reserve=taken)
+        dealing = Dealing(y[pool], count, n_classes, stream(self.seed, "newcomers"), reserve=taken)
         try:
-            dealt = deal_classes(task, k)
+            dealt = deal_classes(dealing, k)
         except FedloomError as error:
             raise FedloomError(f"The newcomers cannot be dealt their data. {error}") from None
         return Partition(pool[dealt.indices], dealt.offsets, dealt.note)
@@ -228,6 +244,7 @@ def federate(
     pool: bool = False,
     test_share: float = 0.2,
     support_share: float = 0.2,
+    validation_share: float = 0.0,
     newcomers: int = 0,
     newcomer_classes: int = 2,
     public: str = "none",
@@ -247,6 +264,7 @@ def federate(
         seed=seed,
         test_share=test_share,
         support_share=support_share,
+        validation_share=validation_share,
         newcomers=newcomers,
         newcomer_classes=newcomer_classes,
         dealt=dealt,
@@ -263,6 +281,13 @@ def _reserve(
     if name != "classes" or parsed.integer("K", parsed.argument, low=1) != k:
         return frozenset()
     return reserved(np.unique(dataset.y), k, newcomers, stream(seed, "reserve"))
+
+
+def _some(n: IntArray, share: float) -> IntArray:
+    """The share of n, and at least one where that leaves one."""
+    if share == 0:
+        return np.zeros_like(n)
+    return np.where(n >= 2, np.maximum(_share(n, share), 1), 0)
 
 
 def _share(n: IntArray, share: float) -> IntArray:

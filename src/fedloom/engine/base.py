@@ -53,6 +53,7 @@ class Setting:
     public: PublicSet | None = None  # for parts that look at it
     tokens: bool = False  # the model looks the data up, so they are not normalised
     precision: str = "fp32"
+    kernels: str = "torch"  # or the instruction set that fedloom's own are for
     threads: int = 1
 
     @property
@@ -160,7 +161,9 @@ class Block:
 
 
 class Engine(ABC):
-    """Runs local work on clients."""
+    """Runs local work on clients; one that `stacks` trains many in one call."""
+
+    stacks = False
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

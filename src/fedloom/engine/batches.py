@@ -6,8 +6,9 @@ once a round; larger sets batch by batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from fedloom.data.dataset import Images
 from fedloom.data.images import laid_out, unit_of
 from fedloom.errors import FedloomError, nearest
 from fedloom.local.rule import Batch
+from fedloom.native.net import Pictures, can_read
 
 SCORE_BATCH = 256  # samples that are scored together
 
@@ -53,15 +55,21 @@ class Augment:
     def __bool__(self) -> bool:
         return self.flip or self.crop > 0
 
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Of n images: which are flipped, and where they are cut out, (top and left) × n."""
+        flipped = rng.random(n) < 0.5 if self.flip else None
+        return flipped, rng.integers(0, 2 * self.crop + 1, (2, n)) if self.crop else None
+
     def apply(self, x: Tensor, rng: np.random.Generator) -> Tensor:
         n, _, h, w = x.shape
-        if self.flip:
-            flipped = torch.from_numpy(rng.random(n) < 0.5).to(x.device)
+        flip, offset = self.draw(n, rng)
+        if flip is not None:
+            flipped = torch.from_numpy(flip).to(x.device)
             x = torch.where(flipped[:, None, None, None], x.flip(3), x)
-        if self.crop:
+        if offset is not None:
             p = self.crop
             padded = torch.nn.functional.pad(x, (p, p, p, p))
-            top, left = torch.from_numpy(rng.integers(0, 2 * p + 1, (2, n))).to(x.device)
+            top, left = torch.from_numpy(offset).to(x.device)
             rows = (top[:, None] + torch.arange(h, device=x.device))[:, None, :, None]
             cols = (left[:, None] + torch.arange(w, device=x.device))[:, None, None, :]
             image = torch.arange(n, device=x.device)[:, None, None, None]
@@ -119,6 +127,18 @@ class Source:
         values = values * self._scale if values is flat else values.mul_(self._scale)
         return self.images(values.sub_(self._shift))
 
+    def pictures(self, indices: np.ndarray) -> Pictures:
+        """The same images for fedloom's own kernels, which fetch and normalise them themselves."""
+        assert not self._channels_last
+        if can_read(self.x):
+            return Pictures(self.x, indices.astype(np.int64), self._scale, self._shift)
+        taken = np.ascontiguousarray(self.x[indices])
+        taken = taken if can_read(taken) else taken.astype(np.float32)  # other integers
+        return Pictures(taken, np.arange(len(indices)), self._scale, self._shift)
+
+    def labels(self, indices: np.ndarray) -> Tensor:
+        return torch.from_numpy(self.y[indices].astype(np.int64))
+
     def batches(self, indices: np.ndarray) -> Iterator[Tensor]:
         """Normalised images, a few hundred at a time."""
         for at in range(0, len(indices), SCORE_BATCH):
@@ -146,10 +166,30 @@ class Shelf:
         rng: np.random.Generator | None,
     ) -> None:
         self.source, self._indices, self._augment, self._rng = source, indices, augment, rng
-        self.raw: tuple[Tensor, Tensor] | None = None  # all of it, if that is little enough
-        size = len(indices) * int(np.prod(source.x.shape[1:]))
-        if size <= _AT_ONCE:
-            self.raw = source.take(indices)
+
+    @cached_property
+    def raw(self) -> tuple[Tensor, Tensor] | None:
+        """All of it, if that is little enough."""
+        size = len(self._indices) * int(np.prod(self.source.x.shape[1:]))
+        return self.source.take(self._indices) if size <= _AT_ONCE else None
+
+    def pictures(self, steps: Sequence[np.ndarray]) -> tuple[Pictures, Tensor]:
+        """The batches at these positions one behind the other, as the kernels take them."""
+        where = self._indices[np.concatenate(steps)]
+        pictures = self.source.pictures(where)
+        if self._augment and self._rng is not None:
+            drawn = [self._augment.draw(len(step), self._rng) for step in steps]
+            flips, offsets = ([part for part in parts if part is not None]
+                              for parts in zip(*drawn, strict=True))  # fmt: skip
+            pictures = replace(
+                pictures,
+                flip=np.concatenate(flips).astype(np.uint8) if flips else None,
+                offset=np.concatenate(offsets, 1).T.astype(np.int32, order="C")
+                if offsets
+                else None,
+                crop=self._augment.crop,
+            )
+        return pictures, self.source.labels(where)
 
     def __len__(self) -> int:
         return len(self._indices)

@@ -1,9 +1,10 @@
 """Which engine runs a job: by name, or by a fixed rule, never by timing.
 
 `auto` looks at the model, the device and the number of participants only, so that a rerun picks the
-same: stacked for models of linear layers, processes for all others on a CPU with more than one core
-and more than one participant, else serial. Serial and processes give the same bits, so a machine
-with another number of cores gives the same results.
+same. On a CPU with more than one core and more than one participant it is processes where fedloom's
+own kernels run the model, or where it has more than linear layers; else serial. Other models of
+linear layers are stacked, and on a GPU small convolutional ones too. Serial and processes give the
+same bits, so a machine with another number of cores gives the same results.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def pick(module: nn.Module, setting: Setting, workers: int, participants: int) -> str:
-    """What `auto` stands for."""
-    from fedloom.engine.stacked import can_stack, only_linear
+def pick(module: nn.Module, setting: Setting, native: bool, workers: int, participants: int) -> str:
+    """What `auto` stands for; `native`: fedloom's own kernels can run the model."""
+    from fedloom.engine.stacked import stacks_well
 
-    if participants > 1 and only_linear(module) and can_stack(module) is None:
+    if not native and participants > 1 and stacks_well(module, setting.device):
         return "stacked"
     if setting.device.type == "cpu" and workers > 1 and participants > 1 and can_fork():
         return "processes"
@@ -44,6 +45,7 @@ def make_engine(
     setting: Setting,
     module: nn.Module,
     *,
+    native: bool,
     workers: int,
     participants: int,
     parts: Sequence[object] = (),
@@ -53,7 +55,7 @@ def make_engine(
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     workers = workers or cores()
-    chosen = pick(module, setting, workers, participants) if name == "auto" else name
+    chosen = pick(module, setting, native, workers, participants) if name == "auto" else name
     workers = min(workers, participants)
     if chosen == "stacked":
         from fedloom.engine.stacked import Stacked, check_stackable

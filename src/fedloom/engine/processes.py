@@ -22,7 +22,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -50,11 +50,11 @@ from fedloom.errors import FedloomError
 from fedloom.select import Last, Select
 
 #: where a worker finds what a client last sent: slot, size, packed columns
-Recalled = tuple[int, int, Tensor | None] | None
+Recalled = tuple[int, int, np.ndarray | None] | None
 
-_NOTHING = torch.empty(0)
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _TRIES = 3  # of one client's job, when its worker dies
+_AHEAD = 2**15  # bytes of a job that is sent to a worker that still has one: they fit into its pipe
 _LEAST_SLOTS = 64  # rows that fit the shared matrices, at least; pages not used cost nothing
 
 
@@ -62,7 +62,7 @@ _LEAST_SLOTS = 64  # rows that fit the shared matrices, at least; pages not used
 class _Member:
     process: BaseProcess
     pipe: Connection
-    job: int | None = None
+    jobs: deque[int] = field(default_factory=deque)  # under way: the first, and the next
 
 
 class Processes(Engine):
@@ -90,7 +90,7 @@ class Processes(Engine):
                 f"The process engine is for CPUs, not for {setting.device}. Use --engine serial "
                 "or --engine stacked."
             )
-        self._inner = inner
+        self._inner, self.stacks = inner, inner.stacks
         self._parts = tuple(parts)
         slots = max(participants, _LEAST_SLOTS)
         self._inbox = _shared_rows(slots, setting)
@@ -120,11 +120,11 @@ class Processes(Engine):
             ]
             answers = self._run(jobs, [sum(sizes[i] for i in h) for h in hands])
             for hand, answer in zip(hands, answers, strict=True):
-                for i, (result, size) in zip(hand, answer, strict=True):
+                for i, (size, index, facts) in zip(hand, answer, strict=True):
                     row = self._outbox[i, :size]
                     # a later wave will need the shared rows
                     row = row.clone() if len(clients) > slots else row
-                    done[at + i] = replace(result, row=row, index=_unpacked(result.index))
+                    done[at + i] = Done(row=row, index=_unpacked(index), **facts)
         return [done[i] for i in range(len(clients))]
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
@@ -173,32 +173,44 @@ class Processes(Engine):
         waiting = deque(sorted(range(len(jobs)), key=lambda i: -sizes[i]))
         answers: dict[int, Any] = {}
         tries = [0] * len(jobs)
+        words = [_words(job) for job in jobs]
         while len(answers) < len(jobs):
-            for member in self._members:
-                if member.job is None and waiting:
-                    self._give(member, jobs, waiting.popleft())
-            ready = wait([m.pipe for m in self._members if m.job is not None])
+            self._hand_out(words, sizes, waiting)
+            ready = wait([m.pipe for m in self._members if m.jobs])
             for member in [m for m in self._members if m.pipe in ready]:
-                job = member.job
-                assert job is not None
+                job = member.jobs[0]
                 try:
-                    kind, answer = member.pipe.recv()
+                    kind, answer = _received(member.pipe)
                 except (EOFError, OSError):
                     tries[job] += 1
+                    waiting.extendleft(reversed(member.jobs))
                     self._replace(member, jobs[job], tries[job])
-                    waiting.appendleft(job)
                     continue
-                member.job = None
+                member.jobs.popleft()
                 if kind == "error":
-                    self._settle_others(member)
+                    self._settle()
                     raise answer
                 answers[job] = answer
         return [answers[i] for i in range(len(jobs))]
 
-    def _give(self, member: _Member, jobs: list[tuple[Any, ...]], job: int) -> None:
-        member.job = job
+    def _hand_out(
+        self, words: Sequence[bytes], sizes: Sequence[float], waiting: deque[int]
+    ) -> None:
+        """A job for everybody who has none; then, while more is waiting than it has to do, the
+        next, so that short jobs follow one another without asking. What might not fit into a pipe
+        is not sent ahead: both sides could wait for each other to read."""
+        for member in [m for m in self._members if not m.jobs]:
+            if waiting:
+                self._give(member, words, waiting.popleft())
+        for member in [m for m in self._members if len(m.jobs) == 1]:
+            left = sum(sizes[i] for i in waiting)
+            if waiting and sizes[member.jobs[0]] <= left and len(words[waiting[0]]) <= _AHEAD:
+                self._give(member, words, waiting.popleft())
+
+    def _give(self, member: _Member, words: Sequence[bytes], job: int) -> None:
+        member.jobs.append(job)
         with contextlib.suppress(OSError):  # it died while idle: receiving will tell
-            member.pipe.send(jobs[job])
+            member.pipe.send_bytes(words[job])
 
     def _replace(self, member: _Member, job: tuple[Any, ...], tries: int) -> None:
         member.process.join(1)
@@ -211,15 +223,15 @@ class Processes(Engine):
             )
         member.pipe.close()
         fresh = self._hire(instead_of=member)
-        member.process, member.pipe, member.job = fresh.process, fresh.pipe, None
+        member.process, member.pipe, member.jobs = fresh.process, fresh.pipe, deque()
 
-    def _settle_others(self, failed: _Member) -> None:
+    def _settle(self) -> None:
         """Wait for jobs under way, so that the pool is clean after an error."""
         for member in self._members:
-            if member is not failed and member.job is not None:
-                with contextlib.suppress(EOFError, OSError):
-                    member.pipe.recv()
-                member.job = None
+            with contextlib.suppress(EOFError, OSError):
+                for _ in member.jobs:
+                    member.pipe.recv_bytes()
+            member.jobs.clear()
 
     def _hire(self, instead_of: _Member | None = None) -> _Member:
         context = mp.get_context("fork")
@@ -253,7 +265,7 @@ class Processes(Engine):
         inner: OneProcess | None = None
         while True:
             try:
-                job = pipe.recv()
+                job = _received(pipe)
             except (EOFError, OSError):
                 os._exit(0)
             answer: tuple[str, Any]
@@ -265,7 +277,7 @@ class Processes(Engine):
             except Exception:
                 answer = "error", RuntimeError(f"in a worker:\n{traceback.format_exc()}")
             try:
-                pipe.send(answer)
+                pipe.send_bytes(_words(answer))
             except OSError:  # the parent is gone
                 os._exit(0)
 
@@ -284,9 +296,10 @@ class Processes(Engine):
         results = inner.train_job(task, clients, starts, lasts)
         answer = []
         for result, place in zip(results, places, strict=True):
-            size = result.row.numel()
-            self._outbox[place, :size].copy_(result.row)
-            answer.append((replace(result, row=_NOTHING, index=_packed(result.index)), size))
+            facts = vars(result).copy()
+            row, index = facts.pop("row"), facts.pop("index")
+            self._outbox[place, : row.numel()].copy_(row)
+            answer.append((row.numel(), _packed(index), facts))
         return answer
 
     # -- tasks as words ----------------------------------------------------------------------------
@@ -322,19 +335,29 @@ class _Unpacker(pickle.Unpickler):
         return self._parts[number]
 
 
-def _packed(index: Tensor | None) -> Tensor | None:
+def _words(message: Any) -> bytes:
+    """There are no tensors in messages, so plain pickle will do: `Connection.send` looks through
+    everything for memory that it could share."""
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def _received(pipe: Connection) -> Any:
+    return pickle.loads(pipe.recv_bytes())
+
+
+def _packed(index: Tensor | None) -> np.ndarray | None:
     """Ascending columns as one bit each: a pipe has less to carry."""
     if index is None:
         return None
     there = np.zeros(int(index[-1]) + 1, dtype=bool)
     there[index.numpy()] = True
-    return torch.from_numpy(np.packbits(there))
+    return np.packbits(there)
 
 
-def _unpacked(bits: Tensor | None) -> Tensor | None:
+def _unpacked(bits: np.ndarray | None) -> Tensor | None:
     if bits is None:
         return None
-    return torch.from_numpy(np.flatnonzero(np.unpackbits(bits.numpy())))
+    return torch.from_numpy(np.flatnonzero(np.unpackbits(bits)))
 
 
 def _name(job: tuple[Any, ...]) -> str:

@@ -5,7 +5,7 @@ Loading a model is one copy, an SGD step is one fused update, and nothing is pac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,25 @@ from fedloom.layout import Entry, Layout
 from fedloom.local.rule import Params
 from fedloom.models.counts import saved_bytes, training_macs
 from fedloom.models.strided import tame_strides
+from fedloom.native.net import Native
 from fedloom.select.channels import Channels
 
 
 class Resident:
-    """One module bound to one row."""
+    """One module bound to one row. Where there are kernels for it (`native`), they run its passes
+    in training; the module is there for everything else."""
 
-    def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        device: torch.device,
+        native: Native | str = "torch's kernels were chosen",
+    ) -> None:
         self.module = module.to(device)
         self.layout = layout
+        self.native = native if isinstance(native, Native) else None
+        self.why = "" if isinstance(native, Native) else native  # torch runs it
         self.row = torch.empty(layout.size, dtype=layout.dtype, device=device)
         self.weights = self.row[: layout.trainable]
         self.grad = torch.zeros(layout.trainable, dtype=layout.dtype, device=device)
@@ -45,6 +55,9 @@ class Resident:
             elif e.kind == "buffer":
                 self._whole.append((e, buffers[e.name]))
         self.params = {e.name: params[e.name] for e in self.layout.entries if e.kind == "param"}
+        # All trainable columns as one leaf: gradients through the kernels add up in `grad` as well.
+        self._leaf = self.weights.detach().requires_grad_()
+        self._leaf.grad = self.grad
 
     def load(self, row: Tensor) -> None:
         self.row.copy_(row)
@@ -64,12 +77,27 @@ class Resident:
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Logits: straight through the module for its own parameters, else functionally."""
+        if self.native is not None and self.module.training and can_pass(x):
+            mine = params is self.params
+            weights = self._leaf if mine else flat(self.layout, params)
+            logits = self.native(weights, self.row[self.layout.trainable :], x, update=mine)
+            if mine:
+                self.count(1)
+            return logits
         if params is self.params:
             return self.module(x)
         own = {name: value for name, value in params.items() if name in self.params}
         # Norms move their statistics in place, which no derivative may see: they get copies.
         moving = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         return functional_call(self.module, {**own, **moving}, (x,))
+
+    def count(self, batches: int) -> None:
+        """Norms have seen so many batches in training, by the kernels."""
+        assert self.native is not None
+        counters = self.native.plan(training=True).counters
+        for entry, buffer in self._whole:
+            if entry.name in counters:
+                buffer += batches
 
     @property
     def narrower(self) -> bool:
@@ -81,13 +109,40 @@ class Resident:
         return self._narrower(own | dict(self.module.named_buffers()), x)
 
 
+def can_pass(x: Tensor) -> bool:
+    """Whether the kernels can take this batch: they have no gradient of their input, and know
+    nothing of functions that `torch.func` transforms."""
+    return not x.requires_grad and torch._C._functorch.peek_interpreter_stack() is None
+
+
+def flat(layout: Layout, tensors: Params) -> Tensor:
+    """Tensors by name as the trainable columns of a row, so that gradients reach them; columns that
+    a rule adds are 0, as no pass looks at them."""
+    parts = [
+        (tensors[e.name].movedim(1, -1) if len(e.shape) == 4 else tensors[e.name]).reshape(-1)
+        for e in layout.entries
+        if e.kind == "param"
+    ]
+    extra = layout.trainable - sum(p.numel() for p in parts)
+    return torch.cat([*parts, parts[0].new_zeros(extra)] if extra else parts)
+
+
 class Narrower:
     """A narrower net inside a client's own: the first channels of every group."""
 
-    def __init__(self, channels: Channels, counts: Sequence[int], scale: float) -> None:
+    def __init__(
+        self,
+        channels: Channels,
+        counts: Sequence[int],
+        scale: float,
+        native: Callable[[nn.Module, Layout], Native | str],
+    ) -> None:
         self._channels = channels
         self._counts = [min(k, n) for k, n in zip(counts, channels.sizes, strict=True)]
         self.module = tame_strides(channels.build(self._counts, scale))
+        self._layout = Layout.of(self.module)
+        found = native(self.module, self._layout)
+        self._native = found if isinstance(found, Native) else None
         self._costs: tuple[int, int] | None = None
 
     def costs(self, shape: tuple[int, int, int]) -> tuple[int, int]:
@@ -99,4 +154,16 @@ class Narrower:
     def __call__(self, tensors: Params, x: Tensor) -> Tensor:
         """Logits, from the tensors of the client's net."""
         cut = self._channels.first(self._counts, tensors)
+        if self._native is not None and can_pass(x):
+            rest = {e.name: cut[e.name] for e in self._layout.entries if e.kind != "param"}
+            behind = [t.reshape(-1).to(x.dtype) for t in rest.values()] or [x.new_zeros(0)]
+            moving = torch.cat(behind)
+            logits = self._native(flat(self._layout, cut), moving, x, update=True)
+            parts = moving.split([t.numel() for t in rest.values()]) if rest else ()
+            for (name, t), part in zip(rest.items(), parts, strict=True):
+                if name in self._native.plan(training=True).counters:
+                    t += 1
+                elif t.is_floating_point():  # statistics, which are a part of the wide net's
+                    t.copy_(part.view(t.shape))
+            return logits
         return functional_call(self.module.train(), cut, (x,))

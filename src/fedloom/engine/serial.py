@@ -23,12 +23,17 @@ class Serial(OneProcess):
     def cut(setting: Setting, sizes: Sequence[float], samples: float) -> list[list[int]]:
         return [[i] for i in range(len(sizes))]
 
+    def train_each(
+        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+    ) -> list[Done]:
+        with torch.random.fork_rng(devices=[]):  # clients seed it, each on its own
+            return super().train_each(task, clients, rows, lasts)
+
     def train_job(
         self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
-        with torch.random.fork_rng(devices=[]):
-            given = zip(clients, rows, lasts or [None] * len(clients), strict=True)
-            return [self.worker.train(task, int(c), row, last) for c, row, last in given]
+        given = zip(clients, rows, lasts or [None] * len(clients), strict=True)
+        return [self.worker.train(task, int(c), row, last) for c, row, last in given]
 
     def score_job(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         return [self.worker.score(rows[block.row], block) for block in blocks]

@@ -3,9 +3,8 @@
 A local rule is written for one client; `torch.func.vmap` runs it on a stack of them. Clients are
 sorted by their number of steps, so that those still training are a prefix of the stack, and
 batches are padded and masked (or, under batch norm, where a padded sample would count, stacked
-with those of their size only). Models of linear layers have a hand-written gradient instead
-(`stacked_mlp`), several times faster. For small models, and for GPUs; convolutions on CPUs are
-better served by processes.
+with those of their size only). For GPUs, and for models of linear layers on CPUs without kernels
+of our own; all others are better served by processes.
 """
 
 from __future__ import annotations
@@ -23,18 +22,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedloom.engine import stacked_mlp
 from fedloom.engine.base import Block, Done, Lasts, OneProcess, Scored, Setting, Task, same_row
 from fedloom.engine.batches import Shelf
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
 from fedloom.errors import FedloomError, telling_memory
 from fedloom.local.rule import Back, Batch, Context, LocalRule, Params
-from fedloom.models.norm import has_batch_norm, has_tracked_norm
+from fedloom.models.norm import StaticBatchNorm2d, has_batch_norm, has_tracked_norm
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
 _STEP = 2**21  # multiplications of a stack's step below which its overhead shows
 _LEAST = 4  # clients that are stacked at least, where there are enough
+_SMALL = 2**20  # parameters up to which `auto` stacks convolutions on a GPU
+_CONVOLVES = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm, StaticBatchNorm2d)
 _NOTHING = np.empty(0, dtype=np.int64)
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
 
@@ -63,18 +63,30 @@ def check_stackable(module: nn.Module) -> None:
         )
 
 
-def only_linear(module: nn.Module) -> bool:
-    """Whether all weights are in linear layers: what stacks well on a CPU."""
-    owners = (m for m in module.modules() if next(m.parameters(recurse=False), None) is not None)
-    return all(isinstance(m, nn.Linear) for m in owners)
+def stacks_well(module: nn.Module, device: torch.device) -> bool:
+    """Whether a stack is what `auto` takes. Linear layers are stacked everywhere. On a GPU so are
+    convolutions, which become one grouped convolution, as long as the model is too small to keep a
+    GPU busy alone; norms that track statistics do not go with all rules in a stack, so they stay
+    out. Models of other layers may turn out not to be stackable."""
+    if can_stack(module) is not None:
+        return False
+    owners = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
+    if all(isinstance(m, nn.Linear) for m in owners):
+        return True
+    small = sum(p.numel() for p in module.parameters()) <= _SMALL
+    known = all(isinstance(m, _CONVOLVES) for m in owners) and not has_tracked_norm(module)
+    return device.type != "cpu" and small and known
 
 
 class Stacked(OneProcess):
     """Trains and scores many clients in one go."""
 
+    stacks = True
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._worker = Worker(setting, stacks=True)
+        self._alone = False  # the model has a layer that only `_each_alone` can stack
 
     @staticmethod
     def cut(setting: Setting, sizes: Sequence[float], samples: float) -> list[list[int]]:
@@ -139,14 +151,11 @@ class Stacked(OneProcess):
             )
         moved = resident.layout.trainable
         rows = torch.stack([job.start for job in jobs]).to(device)
-        by_hand = stacked_mlp.layers_of(resident.module, resident.layout, rule)
-        plain = by_hand is not None and stacked_mlp.is_plain(rule, optimiser)
-        plain = plain and self.setting.precision == "fp32"
-        gradient = self._gradient(rule, resident, by_hand)
+        gradient = self._gradient(rule, resident)
         reader = _Reader(jobs, rule.parts)
         lengths = np.array([len(job.steps) for job in jobs])
-        me = self._contexts(task, rule, jobs, rows if plain else rows.clone(), moved)
-        grad = rows[:, :moved] if plain else torch.zeros_like(rows[:, :moved])
+        me = self._contexts(task, rule, jobs, rows.clone(), moved)
+        grad = torch.zeros_like(rows[:, :moved])
         memory = self._worker.optimiser_memory(task, jobs, rows[:, :moved])
         losses, seen = torch.zeros(len(jobs), device=device), np.zeros(len(jobs), dtype=np.int64)
         pads = not has_batch_norm(resident.module) and not rule.narrows
@@ -155,10 +164,7 @@ class Stacked(OneProcess):
             weights = rows[:active, :moved]
             sizes = reader.sizes(step, active)
             with torch.no_grad(), self.setting.autocast():
-                if plain and by_hand is not None:
-                    data = reader.batch(step, range(active))
-                    loss = stacked_mlp.plain_step(by_hand, weights, data, optimiser.lr)
-                elif pads:
+                if pads:
                     data = reader.batch(step, range(active))
                     loss = gradient(rows[:active], data, _some(me, active), grad[:active], None)
                 else:
@@ -170,11 +176,10 @@ class Stacked(OneProcess):
                         loss[some] = gradient(mine, data, _some(me, some), found, narrow)
                         rows[some], grad[some] = mine, found  # batch norm moves its statistics
             with torch.no_grad():
-                if not plain:
-                    bent = rule.direction(grad[:active], weights, _some(me, active))
-                    if rule.hands_back == "weights":
-                        past = {name: value[:active] for name, value in memory.items()}
-                        optimiser.step(weights, bent, past)
+                bent = rule.direction(grad[:active], weights, _some(me, active))
+                if rule.hands_back == "weights":
+                    past = {name: value[:active] for name, value in memory.items()}
+                    optimiser.step(weights, bent, past)
                 losses[:active] += loss * torch.from_numpy(sizes).to(device)
             seen[:active] += sizes
         each = (time.perf_counter() - started) / len(jobs)
@@ -215,14 +220,8 @@ class Stacked(OneProcess):
             kept={name: values[name] for name in rule.keeps},
         )
 
-    def _gradient(
-        self, rule: LocalRule, resident: Resident, by_hand: stacked_mlp.Layers | None
-    ) -> Gradient:
-        """Gradients of a stack: by hand where that is known, else by `vmap`."""
-        if by_hand is not None:
-            return lambda rows, data, me, out, _: stacked_mlp.gradient(
-                by_hand, rows[:, : out.shape[1]], data, out
-            )
+    def _gradient(self, rule: LocalRule, resident: Resident) -> Gradient:
+        """Gradients of a stack, by `vmap`."""
         layout = resident.layout
         buffers = [e for e in layout.entries if e.kind == "buffer"]
 
@@ -239,7 +238,7 @@ class Stacked(OneProcess):
             moving = {e.name: _own(e.view(row), e.dtype) for e in buffers}
 
             net = _Net(resident, {**rest, **moving}, narrower)
-            batches = {part: Batch(*values) for part, values in data.items()}
+            batches = {part: _weighed(*values) for part, values in data.items()}
             # Under vmap some layers can't take channels-last kernels.
             params = {name: p.contiguous() for name, p in layout.tensors(weights).items()}
             loss = rule.objective(net, params, batches, replace(me, **seen))
@@ -250,17 +249,29 @@ class Stacked(OneProcess):
         ) -> Tensor:
             resident.module.train()
             axes = {part: tuple(None if v is None else 0 for v in vs) for part, vs in data.items()}
-            step = partial(one, narrower, me)
-            steps = vmap(grad_and_value(step, has_aux=True), in_dims=(0, 0, axes, 0))
             seen = {name: getattr(me, name) for name in ("start", "row", "steps", "told", "kept")}
+            stacks = partial(vmap, in_dims=(0, 0, axes, 0))
+            given = (partial(one, narrower, me), rows[:, : layout.trainable], rows, data, seen)
             with _told():
-                grads, (losses, moved) = steps(rows[:, : layout.trainable], rows, data, seen)
+                grads, losses, moved = self._differentiate(rule, stacks, *given)
             out.copy_(grads)
             for e, values in zip(buffers, moved, strict=True):
                 e.view(rows).copy_(values)
             return losses
 
         return many
+
+    def _differentiate(
+        self, rule: LocalRule, stacks: Callable[..., Any], *given: Any
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        if not (rule.differentiates or self._alone):
+            try:
+                return _all_at_once(stacks, *given)
+            except RuntimeError as e:
+                if "Batching rule" not in str(e):
+                    raise
+                self._alone = True  # such as nn.GRU
+        return _each_alone(stacks, *given)
 
     def _score_stack(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         """Blocks of different rows, each on its own model, in one go."""
@@ -290,6 +301,32 @@ class Stacked(OneProcess):
                 np.add.at(out[i].confusion.reshape(-1), who * classes * classes + cells, 1)
                 np.add.at(out[i].loss, who, losses)
         return out
+
+
+def _all_at_once(
+    stacks: Callable[..., Any], one: Callable[..., Any], weights: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Gradients, losses and what moved, with the derivatives of all clients taken in one go: a loss
+    depends on its own client's weights only. So `torch.func.grad` is not needed, whose first call
+    imports a compiler, sympy and much else: a second of computing, ten if the disk is slow."""
+    with torch.enable_grad():
+        weights = weights.detach().requires_grad_()
+        losses, moved = stacks(one)(weights, *rest)
+        (grads,) = torch.autograd.grad(losses.sum(), weights)
+    return grads, losses.detach(), moved
+
+
+def _each_alone(
+    stacks: Callable[..., Any], one: Callable[..., Any], weights: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The same for objectives that take derivatives themselves."""
+    grads, (losses, moved) = stacks(grad_and_value(one, has_aux=True))(weights, *rest)
+    return grads, losses, moved
+
+
+def _weighed(x: Tensor, y: Tensor, weight: Tensor | None, *rest: Tensor | None) -> Batch:
+    """A batch whose samples have weights: rules have one way to a loss under `vmap`."""
+    return Batch(x, y, x.new_ones(y.shape) if weight is None else weight, *rest)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,16 +20,18 @@ from torch.nn import functional as F
 from fedloom.data.public import PublicSet
 from fedloom.engine.base import Block, Done, Scored, Setting, Task
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
+from fedloom.engine.kernels import kernels_for, whole_steps
 from fedloom.engine.memory import keep_freed_memory
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.errors import FedloomError, telling_memory
 from fedloom.kinds import Declared, Section
 from fedloom.layout import Layout
-from fedloom.local import Batch, LocalRule
-from fedloom.local.rule import Back, Context, Samples
+from fedloom.local import Batch, LocalRule, Optimiser
+from fedloom.local.rule import Back, Context, Params, Samples
 from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
 from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
+from fedloom.native.net import Native
 from fedloom.select import Ask, Last, Selection
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
@@ -68,6 +71,7 @@ class Worker:
     def __init__(self, setting: Setting, stacks: bool = False) -> None:
         keep_freed_memory()
         self.setting = setting
+        self._kernels = "torch" if stacks else setting.kernels
         self._residents: dict[Hashable, Resident] = {}
         self._macs: dict[Hashable, int] = {}
         self._saved: dict[Hashable, int] = {}
@@ -75,7 +79,8 @@ class Worker:
         module = setting.build()
         self._whole = self._settle(None, module, setting.layout)
         convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
-        data, device, last = setting.dataset, setting.device, convolves and not stacks
+        data, device = setting.dataset, setting.device
+        last = convolves and not stacks and self._whole.native is None
         scale, tokens = (data.mean, data.std), setting.tokens
         self._train = Source(data.x, data.y, *scale, device, last, tokens)
         self._test = Source(data.x_test, data.y_test, *scale, device, last, tokens)
@@ -140,7 +145,7 @@ class Worker:
 
     def _walk(self, task: Task, job: Job) -> Done:
         started = time.perf_counter()
-        s, rule, optimiser = self.setting, task.rule.at(task.round), task.optimiser
+        s, rule = self.setting, task.rule.at(task.round)
         resident = self.resident(job.selection)
         resident.load(job.start)
         resident.module.train()
@@ -148,6 +153,62 @@ class Worker:
         me = self.context(task, job, rule, resident.weights.clone())
         memory = self.optimiser_memory(task, [job], resident.weights.unsqueeze(0))
         memory = {name: value[0] for name, value in memory.items()}
+        if resident.native is not None and job.steps and whole_steps(rule):
+            loss_sum, seen, data_seconds = self._native_steps(task, job, rule, resident, me, memory)
+        else:
+            loss_sum, seen, data_seconds = self._steps(task, job, rule, resident, me, memory)
+        with torch.no_grad():
+            row = resident.read()
+            me = replace(me, logits=partial(self.answers, job.selection, row))
+            back = rule.finish(me, row, resident.grad)
+            back = replace(back, row=back.row.cpu().clone())  # the resident one is used again
+        train_seconds = time.perf_counter() - started - data_seconds
+        job.seconds.update(data=job.seconds["data"] + data_seconds, train=train_seconds)
+        return self.hand_back(task, job, back, memory, loss_sum, seen)
+
+    def _native_steps(
+        self,
+        task: Task,
+        job: Job,
+        rule: LocalRule,
+        resident: Resident,
+        me: Context,
+        memory: dict[str, Tensor],
+    ) -> tuple[float, int, float]:
+        """The summed loss, the samples seen and the seconds spent on data."""
+        shelf, native, optimiser = job.shelves["train"], resident.native, task.optimiser
+        assert isinstance(shelf, Shelf)
+        assert native is not None
+        started = time.perf_counter()
+        batches = [step["train"] for step in job.steps]
+        pictures, y = shelf.pictures(batches)
+        data_seconds = time.perf_counter() - started
+        cuts = np.cumsum([0, *map(len, batches)])
+        if is_plain(rule, optimiser) and not native.plan(training=True).masks:
+            loss = native.steps(resident.row, resident.grad, pictures, y, cuts, optimiser.lr)
+            resident.count(len(batches))
+            return loss, int(cuts[-1]), data_seconds
+        loss_sum = 0.0
+        for a, b in pairwise(cuts.tolist()):
+            loss = native.gradient(resident.row, resident.grad, pictures.some(a, b), y[a:b])
+            resident.count(1)
+            grad = rule.direction(resident.grad, resident.weights, me)
+            if rule.hands_back == "weights":
+                optimiser.step(resident.weights, grad, memory)
+            loss_sum += loss * (b - a)
+        return loss_sum, int(cuts[-1]), data_seconds
+
+    def _steps(
+        self,
+        task: Task,
+        job: Job,
+        rule: LocalRule,
+        resident: Resident,
+        me: Context,
+        memory: dict[str, Tensor],
+    ) -> tuple[float, int, float]:
+        """The same, through autograd."""
+        s, optimiser = self.setting, task.optimiser
         loss_sum = torch.zeros((), device=s.device)
         seen, data_seconds = 0, 0.0
         for step, width in zip(job.steps, job.widths, strict=True):
@@ -171,14 +232,7 @@ class Worker:
                 size = sum(at.size for at in step.values())
                 loss_sum += loss.detach() * size
                 seen += size
-        with torch.no_grad():
-            row = resident.read()
-            me = replace(me, logits=partial(self.answers, job.selection, row))
-            back = rule.finish(me, row, resident.grad)
-            back = replace(back, row=back.row.cpu().clone())  # the resident one is used again
-        train_seconds = time.perf_counter() - started - data_seconds
-        job.seconds.update(data=job.seconds["data"] + data_seconds, train=train_seconds)
-        return self.hand_back(task, job, back, memory, float(loss_sum), seen)
+        return float(loss_sum), seen, data_seconds
 
     def context(self, task: Task, job: Job, rule: LocalRule, start: Tensor) -> Context:
         device = self.setting.device
@@ -297,9 +351,8 @@ class Worker:
         kept = []
         with torch.inference_mode(), self.setting.autocast():
             for at in range(0, len(block.indices), SCORE_BATCH):
-                batch = source.batch(block.indices[at : at + SCORE_BATCH])
-                logits = resident.module(batch.x).float()
-                cells, losses = cells_and_losses(logits, batch.y, classes)
+                logits, y = self._look(resident, source, block.indices[at : at + SCORE_BATCH])
+                cells, losses = cells_and_losses(logits, y, classes)
                 if block.probabilities:
                     kept.append(logits.softmax(-1).double().cpu().numpy())
                 who = block.owner[at : at + SCORE_BATCH]
@@ -309,6 +362,16 @@ class Worker:
         known = np.concatenate(kept) if kept else None
         return Scored(confusion.reshape(groups, classes, classes), loss, known)
 
+    def _look(
+        self, resident: Resident, source: Source, indices: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """What the model answers to these samples, and their labels."""
+        if resident.native is not None:
+            pictures, y = source.pictures(indices), source.labels(indices)
+            return resident.native.logits(resident.row, pictures), y
+        batch = source.batch(indices)
+        return resident.module(batch.x).float(), batch.y
+
     def source(self, block: Block) -> Source:
         return self._test if block.common and len(self._test.y) else self._train
 
@@ -316,9 +379,10 @@ class Worker:
         self, resident: Resident, rule: LocalRule, data: Mapping[str, Batch], me: Context
     ) -> Tensor:
         weights = resident.weights.detach().requires_grad_()
-        # Second derivatives of convolutions are faster channel by channel.
-        data = {part: replace(batch, x=batch.x.contiguous()) for part, batch in data.items()}
-        params = {n: p.contiguous() for n, p in resident.layout.tensors(weights).items()}
+        params: Params = resident.layout.tensors(weights)
+        if resident.native is None:  # torch's second derivatives are faster channel by channel
+            data = {part: replace(batch, x=batch.x.contiguous()) for part, batch in data.items()}
+            params = {n: p.contiguous() for n, p in params.items()}
         with self.setting.autocast():
             loss = rule.objective(resident, params, data, me)
         (grad,) = torch.autograd.grad(loss, weights)
@@ -326,13 +390,15 @@ class Worker:
         if has_tracked_norm(resident.module):  # its statistics come from the step's last part
             *_, last = data.values()
             with torch.no_grad(), self.setting.autocast():
-                resident.module(last.x)
+                resident(resident.params, last.x)
         return loss
 
     def answers(self, selection: Selection | None, row: Tensor, x: Tensor) -> Tensor:
         """Logits of a trained model, in evaluation mode."""
         resident = self.resident(selection)
         resident.load(row)
+        if resident.native is not None:
+            return resident.native.answers(resident.row, x)
         module = resident.module.eval()
         return torch.cat([module(some) for some in x.split(SCORE_BATCH)])
 
@@ -357,7 +423,7 @@ class Worker:
             mine = whole if selection is None else selection.channels
             assert mine is not None
             counts, scale = task.select.narrowed(whole, width)
-            self._narrower[key] = Narrower(mine, counts, scale)
+            self._narrower[key] = Narrower(mine, counts, scale, self._native)
         return self._narrower[key]
 
     def _settle(self, shape: Hashable, module: nn.Module, layout: Layout) -> Resident:
@@ -365,8 +431,13 @@ class Worker:
         tame_strides(module)
         self._macs[shape] = training_macs(module, data.shape)
         self._saved[shape] = saved_bytes(module, data.shape)
-        self._residents[shape] = Resident(module, layout, self.setting.device)
+        native = self._native(module, layout)
+        self._residents[shape] = Resident(module, layout, self.setting.device, native)
         return self._residents[shape]
+
+    def _native(self, module: nn.Module, layout: Layout) -> Native | str:
+        s = self.setting
+        return kernels_for(self._kernels, module, layout, s.dataset.shape, s.tokens)
 
     def _ask(self, task: Task, client: int, row: Tensor, last: Last | None) -> Ask:
         s = self.setting
@@ -407,6 +478,13 @@ class Worker:
             everyone = range(federation.n_clients)
             self._pool[part] = np.concatenate([federation.indices(c, part) for c in everyone])
         return self._pool[part]
+
+
+def is_plain(rule: LocalRule, optimiser: Optimiser) -> bool:
+    """Whether a step is w ← w − η ∇L and nothing else."""
+    bends = type(rule).direction is not LocalRule.direction
+    extra = optimiser.momentum or optimiser.weight_decay or optimiser.clip is not None
+    return rule.hands_back == "weights" and optimiser.kind == "sgd" and not bends and not extra
 
 
 def diverged(client: int, task: Task) -> Diverged:

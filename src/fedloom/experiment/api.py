@@ -9,20 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from fedloom.data.partition import Partition
 from fedloom.engine import Diverged
 from fedloom.errors import FedloomError, OutOfMemory, unknown
-from fedloom.experiment.compare import Comparison
-from fedloom.experiment.config import make_config, merge, normal, parse_settings
+from fedloom.experiment.concern import idle
+from fedloom.experiment.config import agreed, make_config, merge, normal, parse_settings
 from fedloom.experiment.fork import Origin
 from fedloom.experiment.identity import check_settings, check_sources
-from fedloom.experiment.pairing import unconcerned, unused
+from fedloom.experiment.pairing import unused
 from fedloom.experiment.plugins import is_file, method_class, trust
-from fedloom.experiment.result import Result
 from fedloom.experiment.runner import Runner, Watcher
 from fedloom.experiment.settings import RESUMABLE, Config
 from fedloom.experiment.setup import Experiment, prepare
@@ -31,6 +30,10 @@ from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
 from fedloom.options import quoted
+
+if TYPE_CHECKING:
+    from fedloom.experiment.compare import Comparison
+    from fedloom.experiment.result import Result
 
 _MOST_SEEDS = 10_000
 
@@ -87,7 +90,8 @@ def run(
             return _resume(plan, store, watchers)
     _settle(store)
     store.check_free(overwrite=overwrite)
-    experiment = _prepare(plan, plan.config, plan.options)
+    before = None if origin is None else origin.about
+    experiment = _prepare(plan, plan.config, plan.options, before)
     if origin is not None:
         experiment.adopt(origin.store.path, origin.tensors, origin.about)
     with store.held():
@@ -96,7 +100,7 @@ def run(
             store.create(plan.config.dump(), overwrite=overwrite)
             done = 0 if origin is None else origin.start(store, experiment)
             Runner(experiment, store, watchers).run(done)
-    return Result(store.path)
+    return load(store.path)
 
 
 def compare(
@@ -140,8 +144,8 @@ def compare(
     for key in settings:
         if not any(key in own for _, _, own in plans):
             raise unknown("setting", key, Config.model_fields)
-    _drop_unconcerned(plans)
-    without_use = _scored_alike(plans)
+    dropped = _drop_idle(plans)
+    without_use = _on_the_same(plans)
     _check_flags(out, resume, overwrite)
     taken, free = _numbered(Path("runs") / "compare")
     folder = Path(out) if out is not None else taken[-1] if resume and taken else free
@@ -178,39 +182,54 @@ def compare(
         results[label].append(result)
     if not results:
         raise Diverged(next(iter(diverged.values())))
-    return Comparison(results, folder, diverged, asked=settings, unused=without_use)
+    from fedloom.experiment.compare import Comparison
+
+    return Comparison(
+        results, folder, diverged, asked=settings, unused=without_use, dropped=dropped
+    )
 
 
-def _drop_unconcerned(plans: Sequence[tuple[MethodLike, str, dict[str, Any]]]) -> None:
+def _drop_idle(
+    plans: Sequence[tuple[MethodLike, str, dict[str, Any]]],
+) -> dict[str, dict[str, str]]:
     """Take from each method the settings that would do nothing there, unless they do nothing for
-    any: then running refuses them."""
-    found = []
-    for method, _, own in plans:
-        plan = _plan(method, own, lenient=True)
-        found.append(unconcerned(plan.config, plan.options.build()))
-    for (_, _, own), keys in zip(plans, found, strict=True):
-        for key in keys:
-            if not all(key in others for others in found):
-                own.pop(key, None)
-
-
-def _scored_alike(plans: Sequence[tuple[MethodLike, str, dict[str, Any]]]) -> dict[str, list[str]]:
-    """Check every method before the first one runs. Where one adapts to the support part, all are
-    scored without it, so that their scores are of the same samples. Returns what each makes no use
-    of, in words."""
-    out, adapts = {}, False
+    any: then running refuses them. Returns what was taken from whom, and why."""
+    found = {}
     for method, label, own in plans:
         plan = _plan(method, own, lenient=True)
-        adapts |= plan.config.score_on == "query"
+        found[label] = idle(plan.config, plan.options.build())
+    dropped: dict[str, dict[str, str]] = {}
+    for _, label, own in plans:
+        some = {
+            k: why for k, why in found[label].items() if not all(k in f for f in found.values())
+        }
+        for key in some:
+            own.pop(key, None)
+        dropped[label] = some
+    return dropped
+
+
+def _on_the_same(
+    plans: Sequence[tuple[MethodLike, str, dict[str, Any]]],
+) -> dict[str, list[str]]:
+    """Check every method before the first one runs, and have all train and be scored on the same
+    samples, where one of them asks for it. Returns what each makes no use of, in words."""
+    out, configs = {}, []
+    for method, label, own in plans:
+        plan = _plan(method, own, lenient=True)
+        configs.append(plan.config)
         out[label] = unused(plan.config, plan.options.build())
-    for _, _, own in plans:
-        if adapts and own.get("score_on", "auto") == "auto":
-            own["score_on"] = "query"
+    for key, value in agreed(configs).items():
+        for _, _, own in plans:
+            if own.get(key) in (None, "auto"):
+                own[key] = value
     return out
 
 
 def load(path: str | Path) -> Result:
     """A run that is on disk already."""
+    from fedloom.experiment.result import Result  # with pandas, which training does without
+
     return Result(path)
 
 
@@ -246,6 +265,8 @@ def _check_folder(folder: Path) -> None:
 
 def _may_be_there(file: Path) -> bool:
     """Whether a comparison may have left this in its folder."""
+    from fedloom.experiment.compare import Comparison
+
     store = RunStore(file)
     ours = store.exists or store.interrupted or (file.is_dir() and store.untouched)
     return file.name in Comparison.FILES or ours
@@ -340,7 +361,7 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
     if tensors is None and config.fork is not None:
         return _restart(plan, store, config, options, watchers)
     if done < config.rounds:
-        experiment = _prepare(plan, config, options)
+        experiment = _prepare(plan, config, options, about if tensors is not None else None)
         if tensors is not None:
             experiment.restore(store.path, tensors, about)
     _reopen(store, config, done)
@@ -349,7 +370,7 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
             Runner(experiment, store, watchers).run(done)
         else:
             store.finish()  # a process may have been killed right before
-    return Result(store.path)
+    return load(store.path)
 
 
 def _restart(
@@ -362,12 +383,12 @@ def _restart(
     """A fork that was killed before it had a checkpoint of its own."""
     assert config.fork is not None
     origin = Origin.find(config.fork)
-    experiment = _prepare(plan, config, options)
+    experiment = _prepare(plan, config, options, origin.about)
     experiment.adopt(origin.store.path, origin.tensors, origin.about)
     _reopen(store, config, 0)
     with _told(store):
         Runner(experiment, store, watchers).run(origin.start(store, experiment))
-    return Result(store.path)
+    return load(store.path)
 
 
 def _reopen(store: RunStore, config: Config, done: int) -> None:
@@ -449,8 +470,10 @@ def _full(store: RunStore, back: bool) -> str:
     )
 
 
-def _prepare(plan: _Plan, config: Config, options: MethodOptions) -> Experiment:
-    return prepare(config, options.build(), **plan.objects, options=options)
+def _prepare(
+    plan: _Plan, config: Config, options: MethodOptions, before: Mapping[str, Any] | None = None
+) -> Experiment:
+    return prepare(config, options.build(), **plan.objects, options=options, before=before)
 
 
 def _plan_fork(

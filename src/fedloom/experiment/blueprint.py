@@ -15,6 +15,7 @@ from fedloom.layout import Layout
 from fedloom.methods.registry import MethodOptions, configure
 from fedloom.models import build
 from fedloom.models.counts import LayerCost, forward_macs, layer_costs, saved_bytes, training_macs
+from fedloom.round.encode import encoding
 from fedloom.round.plan import Manifest, Plan
 from fedloom.select import Channels, Ordered, Prefix
 from fedloom.select.verify import verify
@@ -30,6 +31,7 @@ def manifest(
     shape: tuple[int, int, int],
     classes: int,
     options: Mapping[str, Any] | None = None,
+    encode: str = "fp32",
 ) -> Manifest:
     """What leaves a client of this method, what stays with it and what the server keeps."""
     made = configure(method, params).build()
@@ -37,7 +39,7 @@ def manifest(
     module = build(model_factory(model), shape, classes, options=options)
     public = _PUBLIC if made.needs("public") else 0
     sizes = Sizes(Layout.of(module, made.local.extras), classes, public)
-    return Manifest.of(made, sizes, Plan.of(made, sizes))
+    return Manifest.of(made, sizes, Plan.of(made, sizes), encoding(encode))
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
+if TYPE_CHECKING:
+    import pandas as pd
 
 _JSON = re.compile(r', "crc": "([0-9a-f]{8})"\}\Z')
 _YAML = re.compile(r"# crc32 ([0-9a-f]{8})\n\Z")
@@ -76,6 +75,9 @@ def open_yaml(text: str) -> bool:
 
 def seal_table(table: pd.DataFrame) -> bytes:
     """The table as a Parquet file, with the checksum of the file (zeros in its place) in it."""
+    import pyarrow as pa  # here: only tables need it
+    import pyarrow.parquet as pq
+
     content = pa.Table.from_pandas(table, preserve_index=False)
     about = {**(content.schema.metadata or {}), b"fedloom": b"fedloom-crc32:" + _BLANK}
     file = io.BytesIO()
@@ -87,6 +89,9 @@ def seal_table(table: pd.DataFrame) -> bytes:
 
 
 def open_table(content: bytes) -> pd.DataFrame:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     found = _TABLE.search(content)
     if found is not None:
         blank = content[: found.start(1)] + _BLANK + content[found.end(1) :]

@@ -45,11 +45,12 @@ class Comparison:
         diverged: Mapping[str, str] | None = None,
         asked: Mapping[str, Any] | None = None,
         unused: Mapping[str, Sequence[str]] | None = None,
+        dropped: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self.results = results
         self.path = path
         self.diverged = dict(diverged or {})  # methods left out, and why
-        self._asked, self._unused = asked or {}, unused or {}
+        self._asked, self._unused, self._dropped = asked or {}, unused or {}, dropped or {}
 
     @property
     def baseline(self) -> str:
@@ -62,7 +63,7 @@ class Comparison:
 
     @cached_property
     def differences(self) -> dict[str, list[str]]:
-        return differences(self.results, self.baseline, self._asked, self._unused)
+        return differences(self.results, self.baseline, self._asked, self._unused, self._dropped)
 
     @cached_property
     def notes(self) -> dict[str, list[str]]:

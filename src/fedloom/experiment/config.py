@@ -17,6 +17,8 @@ from fedloom.experiment.settings import BadYaml, Config, parse_yaml
 from fedloom.methods.registry import MethodOptions, configure, without_nones
 from fedloom.options import quoted, wrong
 
+VALIDATION_SHARE = 0.1  # of a client's training data, where a method validates
+
 
 def make_config(
     settings: Mapping[str, Any], method: type[MethodOptions], *, lenient: bool = False
@@ -58,8 +60,24 @@ def make_config(
             f"participation={config.participation:g} asks for more clients than there are "
             f"({config.clients}). Give a fraction up to 1, or a number up to {config.clients}."
         )
-    scored = options.build().adapt.on(config.score_on).score_on
-    return config.model_copy(update={"score_on": scored}), options
+    method_ = options.build()
+    resolved: dict[str, Any] = {"score_on": method_.adapt.on(config.score_on).score_on}
+    if config.validation_share is None:
+        validates = method_.mix.validates == "validation"
+        resolved["validation_share"] = VALIDATION_SHARE if validates else 0.0
+    return config.model_copy(update=resolved), options
+
+
+def agreed(configs: Iterable[Config]) -> dict[str, Any]:
+    """Settings that runs must share to be compared on the same samples: where one adapts to the
+    support part, all are scored without it; where one validates, nobody trains on that part."""
+    found, out = list(configs), dict[str, Any]()
+    if any(config.score_on == "query" for config in found):
+        out["score_on"] = "query"
+    validated = max((config.validation_share or 0.0 for config in found), default=0.0)
+    if validated:
+        out["validation_share"] = validated
+    return out
 
 
 def _grouped(settings: Mapping[str, Any], method: type[MethodOptions]) -> dict[str, Any]:

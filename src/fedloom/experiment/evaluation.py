@@ -78,7 +78,7 @@ class Evaluation:
             names = {"test_accuracy": "accuracy", "test_loss": "loss"}
             record["test"] = {name: float(common[c].mean()) for c, name in names.items()}
         if self.experiment.method.mix.home == "node":
-            record["similarity"] = mean_similarity(self._trainable(clients))
+            record["similarity"] = mean_similarity(self._trainable(clients), self._start)
         tables = []
         for population, members in (("local", clients), ("new", self._newcomers)):
             if not len(members):
@@ -102,6 +102,14 @@ class Evaluation:
     @cached_property
     def _newcomers(self) -> np.ndarray:
         return np.array(self.experiment.federation.newcomer_ids, dtype=np.int64)
+
+    @cached_property
+    def _start(self) -> Tensor:
+        """The weights that all models began with."""
+        x = self.experiment
+        return x.layout.flatten(x.engine.setting.build(), x.method.local.extras)[
+            : x.layout.trainable
+        ]
 
     def _trainable(self, clients: np.ndarray) -> Iterable[Tensor]:
         x = self.experiment

@@ -8,23 +8,26 @@ settings that were asked for, or makes no use of, is named.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedloom.data.public import Wish
+from fedloom.errors import FedloomError
 from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.config import normal
-from fedloom.experiment.result import Result
 from fedloom.experiment.settings import Config
 from fedloom.method import Method
 from fedloom.methods.registry import without_nones
 from fedloom.select import Whole
-from fedloom.topology import Faults, Peers
+
+if TYPE_CHECKING:
+    from fedloom.experiment.result import Result
 
 #: settings that say which data there is, and who holds what of it
 _DATA = ("data", "data_options", "pool")
-_CLIENTS = ("clients", "partition", "test_share", "support_share", "newcomers", "newcomer_classes")
+_CLIENTS = ("clients", "partition", "test_share", "support_share", "validation_share", "newcomers",
+            "newcomer_classes")  # fmt: skip
 #: of a run alone, or told elsewhere
 _OWN = ("method", "params", "preset", "seed", "score_on")
 #: what a checkpoint says of how the model began
@@ -32,26 +35,9 @@ _MODEL = ("model", "model_options", "shape", "classes", "seed")
 _COST = ["seconds", "eval_seconds", "peak_memory", "participants", "macs", "bytes_up", "bytes_down"]
 _SAME_RESULT = 1e-6  # relative: engines may round differently
 
-#: settings that only some methods know, and what the others do
-_WHY = {
-    "capacities": " (every client trains the whole model)",
-    "faults": " (there is a server, and faults are of nodes that meet)",
-}
-
 ONE_LEARNER = "one learner trains on the data of all clients, so there are no participants"
 
-Runs = Mapping[str, Sequence[Result]]
-
-
-def unconcerned(config: Config, method: Method) -> list[str]:
-    """The settings that a single run of this method would refuse, as they would do nothing."""
-    out = []
-    if isinstance(method.select, Whole) and not Capacities.parse(config.capacities).whole:
-        out.append("capacities")
-    among = config.topology is not None or isinstance(method.topology, Peers)
-    if not among and Faults.parse(config.faults) != Faults.parse("none"):
-        out.append("faults")
-    return out
+Runs = Mapping[str, Sequence["Result"]]
 
 
 def unused(config: Config, method: Method) -> list[str]:
@@ -82,18 +68,24 @@ def in_common(runs: Runs) -> list[str]:
 
 
 def differences(
-    runs: Runs, baseline: str, asked: Mapping[str, Any], unused: Mapping[str, Sequence[str]]
+    runs: Runs,
+    baseline: str,
+    asked: Mapping[str, Any],
+    unused: Mapping[str, Sequence[str]],
+    dropped: Mapping[str, Mapping[str, str]],
 ) -> dict[str, list[str]]:
-    """By method, what differs from the baseline or from what was asked for, in words."""
+    """By method, what differs from the baseline or from what was asked for, in words; `dropped` are
+    settings that were taken from it, and why."""
     wanted = {
-        key: normal(key, value)
+        key: _normal(key, value)
         for key, value in without_nones(Config, asked).items()
         if key in Config.model_fields and key not in (*_OWN, "data", "model")
     }
     out = {}
     for label, results in runs.items():
         mine, base = unused.get(label, ()), runs[baseline]
-        words = _settings(results[0], base[0], baseline, wanted) + _model(results[0], base[0])
+        words = _settings(results[0], base[0], baseline, wanted, dropped.get(label, {}))
+        words += _model(results[0], base[0])
         if ONE_LEARNER in mine or ONE_LEARNER in unused.get(baseline, ()):
             words = [word for word in words if not word.startswith("participation=")]
         else:
@@ -103,6 +95,15 @@ def differences(
         if words:
             out[label] = words
     return out
+
+
+def _normal(key: str, value: Any) -> Any:
+    """A setting in the form that a config holds; one that makes sense only beside others is taken
+    as it was given, and was checked with them."""
+    try:
+        return normal(key, value)
+    except FedloomError:
+        return value
 
 
 def notes(runs: Runs, unused: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -118,13 +119,19 @@ def notes(runs: Runs, unused: Mapping[str, Sequence[str]]) -> dict[str, list[str
     return out
 
 
-def _settings(run: Result, base: Result, baseline: str, wanted: Mapping[str, Any]) -> list[str]:
+def _settings(
+    run: Result,
+    base: Result,
+    baseline: str,
+    wanted: Mapping[str, Any],
+    dropped: Mapping[str, str],
+) -> list[str]:
     out = []
     for key, value in run.config.items():
         if key in _OWN:
             continue
         if key in wanted and value != wanted[key]:
-            why = _WHY.get(key, "") if value == Config.model_fields[key].default else ""
+            why = f" ({dropped[key]})" if key in dropped else ""
             out.append(f"{key}={_word(value)}, not {_word(wanted[key])} as asked{why}")
         elif key not in wanted and value != base.config.get(key):
             out.append(f"{key}={_word(value)} ({baseline}: {_word(base.config.get(key))})")

@@ -46,8 +46,9 @@ def rescore(
     tensors, about = result.store.checkpoint()
     dealt = None if partition is None else Partition.of_object(partition)
     experiment = prepare(
-        config, options.build(), data=data, model=model, partition=dealt, options=options
-    )
+        config, options.build(), data=data, model=model, partition=dealt, options=options,
+        before=about,
+    )  # fmt: skip
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:

@@ -40,8 +40,8 @@ class Result:
 
     `rounds`: one row per round; scores (NaN where the round was not scored) are `test_accuracy`,
     `test_loss`, and over clients `micro`, `macro`, `std`, `worst10`, `best10`, `loss`, `precision`,
-    `recall`, `f1`, the same with `new_` for newcomers. `clients`: one row per scored client and
-    evaluation.
+    `recall`, `f1`, the same with `new_` for newcomers; `skipped` is the number of messages that
+    were left out. `clients`: one row per scored client and evaluation.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -105,6 +105,7 @@ class Result:
         if self.records:
             for name in ("bytes_up", "bytes_down", "macs", "seconds"):
                 out[name] = sum(record[name] for record in self.records)
+            out["skipped"] = int(self.rounds["skipped"].sum())
             out["bytes"] = out["bytes_up"] + out["bytes_down"]
             out["server_seconds"] = sum(record["profile"]["mix"] for record in self.records)
             out["eval_seconds"] = float(scored["eval_seconds"].sum()) if len(scored) else 0.0
@@ -119,6 +120,12 @@ class Result:
         return pd.DataFrame(rows, index=[r["round"] for r in self.records]).fillna(0.0)
 
     @property
+    def kernels(self) -> str:
+        """What computed the clients' training in the last round, and why: fedloom's own kernels or
+        torch's."""
+        return self.records[-1].get("kernels", "torch") if self.records else "torch"
+
+    @property
     def skipped(self) -> pd.DataFrame:
         """Messages that were left out (`on_bad=skip`): round, client and why."""
         rows = [
@@ -127,6 +134,12 @@ class Result:
             for client, reason in record.get("skipped", {}).items()
         ]
         return pd.DataFrame(rows, columns=["round", "client", "reason"])
+
+    @property
+    def idle_rounds(self) -> list[int]:
+        """Rounds of which all messages were left out, so that nothing was combined."""
+        found = ((r["round"], r.get("messages", {"left": 1})["left"]) for r in self.records)
+        return [number for number, left in found if not left]
 
     @property
     def devices(self) -> pd.DataFrame:
@@ -351,16 +364,18 @@ class Result:
 
 _COST = {
     "round", "participants", "lr", "train_loss", "bytes_up", "bytes_down", "macs", "steps",
-    "seconds", "eval_seconds", "peak_memory",
+    "seconds", "eval_seconds", "peak_memory", "skipped",
 }  # fmt: skip
 
 
-_NESTED = {"profile", "mix", "devices", "norms", "skipped"}
+_NESTED = {"profile", "kernels", "mix", "devices", "norms", "skipped", "messages"}
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
     out = {k: v for k, v in record.items() if k not in _PREFIX and k not in _NESTED}
     out["participants"] = len(record["participants"])
+    known = record.get("messages", {"skipped": len(record.get("skipped", {}))})
+    out["skipped"] = known["skipped"]
     return out | flat_scores(record)
 
 

@@ -9,10 +9,11 @@ are scored (`evaluation.py`). Nothing here may depend on which method it is.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -20,10 +21,10 @@ from torch import Tensor
 
 from fedloom.engine import Diverged, Task, Trained, diverged
 from fedloom.errors import telling_memory
-from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.interrupts import heeding_interrupts
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
+from fedloom.kinds import Declared
 from fedloom.metrics.cost import peak_memory, reset_peak_memory
 from fedloom.mix import Mixed
 from fedloom.mix.networks import Networks
@@ -33,6 +34,9 @@ from fedloom.round.post import Arrived
 from fedloom.round.server import Opening
 from fedloom.streams import streams_of
 from fedloom.topology.report import meetings
+
+if TYPE_CHECKING:
+    from fedloom.experiment.evaluation import Evaluation
 
 
 class Watcher(Protocol):
@@ -55,6 +59,7 @@ class Runner:
         self.store = store
         self.watchers = tuple(watchers)
         self._stored = 0.0  # seconds that writing the round before took
+        self._warned = False  # that nothing was left of a round
 
     def run(self, done: int = 0) -> None:
         """Run from the round after `done` to the last. The first evaluation is of round 0."""
@@ -128,9 +133,11 @@ class Runner:
             **meetings(opening.contacts),
             **mixed.metrics,
             "profile": {**done.trained.seconds, "mix": ended - measured},
+            "kernels": x.path,
         }
         if arrived.refused:
             record["skipped"] = {str(r.client): r.reason for r in arrived.refused}
+            record["messages"] = {"skipped": arrived.skipped, "left": arrived.left}
         if done.trained.gaps:
             record["gap"] = float(np.mean(done.trained.gaps))
         if not (x.capacities == 1).all():
@@ -144,7 +151,8 @@ class Runner:
         names, topology = streams_of(config.seed, t), x.method.topology
         where = (t, config.clients, config.participants, names)
         if topology.needs:
-            contacts = topology.contacts(*where, x.facts(topology.needs))
+            facts = Declared(x.facts(topology.needs), type(topology).__name__, "needs")
+            contacts = topology.contacts(*where, facts)
         else:
             contacts = topology.contacts(*where)
         return Opening(t, contacts, config.optimiser_at(t), names, config.clients)
@@ -179,9 +187,19 @@ class Runner:
 
     def _mind(self, arrived: Arrived, task: Task) -> None:
         """Stop at a message that was refused, unless the run goes on without it."""
-        if not arrived.refused or self.experiment.config.on_bad == "skip":
+        if not arrived.refused:
             return
         first = arrived.refused[0]
+        if self.experiment.config.on_bad == "skip":
+            if not arrived.left and not self._warned:
+                warnings.warn(
+                    f"All messages of round {task.round} were left out, so nothing was combined in "
+                    f"it (client {first.client}: {first.reason}). Lower --lr, or loosen --screen; "
+                    "fedloom show tells if that happens again.",
+                    stacklevel=2,
+                )
+                self._warned = True
+            return
         if "NaN" in first.reason:
             raise diverged(first.client, task)
         raise Diverged(
@@ -211,16 +229,18 @@ class Runner:
         clients, mix = done.clients, x.method.mix
         if mix.meets:
             assert mixed.traffic is not None
-            each = state.post.bytes_per_value(arrived)
-            return (np.ceil(np.asarray(v) * each).astype(np.int64)
-                    for v in (mixed.traffic.up, mixed.traffic.down))  # type: ignore  # fmt: skip
+            return state.post.exchanged(mixed.traffic, arrived)
         up = np.zeros(len(clients), dtype=np.int64)
         up[np.searchsorted(clients, senders)] = arrived.bytes
         chosen_there = "data" in x.method.select.needs
         whole: tuple[Any, ...] = (None,) * len(clients)
         indexes = whole if chosen_there else state.plan.inside(done.trained.indexes)
         if mix.home == "server":
-            return up, state.post.down(told, indexes)
+            down = state.post.down(told, indexes)
+            if x.method.first == "mean":  # private parts travel as well, for the average of them
+                up[np.searchsorted(clients, senders)] += state.post.private
+                down[np.searchsorted(clients, done.given)] += state.post.private
+            return up, down
         # Models live on the nodes: they get what is delivered to them at the end of the round.
         down = state.post.down(replace(told, model=told.model[:0]), whole)
         delivered = state.post.down(replace(told, values={}), whole)
@@ -264,6 +284,10 @@ class Runner:
 
     @cached_property
     def evaluation(self) -> Evaluation:
+        from fedloom.experiment.evaluation import (
+            Evaluation,
+        )  # with pandas, which training does without
+
         return Evaluation(self.experiment)
 
     def _facts(self, sent: Sent) -> dict[str, Any]:

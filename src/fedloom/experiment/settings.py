@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 LARGEST_RATE = 1e30  # nothing learns at such a rate; beyond it floats overflow
 
-_WHERE = {"device", "engine", "workers", "ray_address", "threads"}  # and how fast
+_WHERE = {"device", "engine", "workers", "ray_address", "threads", "kernels"}  # and how fast
 _SCORED = {"eval_clients", "eval_common"}
 #: settings that a run may go on with others of: its length, what is shown of it, and its speed
-RESUMABLE = frozenset({"rounds", "eval_every", "checkpoint_every", *_WHERE, *_SCORED})
+RESUMABLE = frozenset({"rounds", "eval_every", "checkpoint_every", *_WHERE, *_SCORED} - {"kernels"})
 #: settings that a trained run may be scored with others of: nothing of it was learned
 RESCORABLE = frozenset({"score_on", "static_samples", "precision", *_WHERE, *_SCORED})
 
 #: settings that are texts with a grammar → what reads them, imported when it is needed
 _PARSERS = {
     "augment": "fedloom.engine.batches:Augment.parse",
+    "kernels": "fedloom.engine.kernels:check",
     "public": "fedloom.data.public:Wish.parse",
     "capacities": "fedloom.experiment.capacities:Capacities.parse",
-    "speeds": "fedloom.experiment.capacities:Capacities.parse",
+    "speeds": "fedloom.experiment.capacities:Capacities.speeds",
     "topology": "fedloom.topology:network",
     "faults": "fedloom.topology:Faults.parse",
     "optimiser": "fedloom.local.optimiser:parse",
@@ -73,6 +74,13 @@ class Config(Options):
     )
     support_share: float = Field(
         0.2, ge=0, lt=1, description="share of a part that is support, the rest is query"
+    )
+    validation_share: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="share of each client's training data that is not trained on, but validated "
+        "on; none: 0.1 if the method (in a comparison: any of them) validates, else 0",
     )
     newcomers: int = Field(
         0, ge=0, le=10**9, description="clients that take no part in training, scored apart"
@@ -161,8 +169,8 @@ class Config(Options):
     )
     on_bad: Literal["stop", "skip"] = Field(
         "stop",
-        description="what a message that holds NaN or is over the bound does: stop the run, or be "
-        "left out",
+        description="what a message that holds NaN or is over the bound does, or a client whose "
+        "training diverges: stop the run, or be left out",
     )
     attack: str = Field(
         "none",
@@ -206,6 +214,11 @@ class Config(Options):
     )
     precision: str = Field(
         "fp32", description="fp32, or bf16 for forward and backward passes (weights stay fp32)"
+    )
+    kernels: str = Field(
+        "auto",
+        description="auto, native (fedloom's own, for small networks on CPUs; or by instruction "
+        "set: avx2, avx512) or torch; others change last bits, so a resumed run keeps what it had",
     )
     ray_address: str | None = Field(
         None, description="a Ray cluster for --engine ray; none: one on this machine"
@@ -277,7 +290,7 @@ class Config(Options):
         if self.optimiser_state == "kept" and not self.optimiser_at(1).values:
             raise FedloomError(
                 "optimiser_state=kept would do nothing: plain SGD remembers nothing. Give a "
-                "momentum, or another optimiser."
+                "momentum or another optimiser, or set it to fresh."
             )
         return self
 

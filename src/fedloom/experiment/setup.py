@@ -22,8 +22,10 @@ from fedloom.data.public import PublicSet, public_set
 from fedloom.data.split import Federation, check_options, federate
 from fedloom.engine import Engine, Setting, make_engine
 from fedloom.engine.batches import Augment
+from fedloom.engine.kernels import described, kernels_for, resolve, why_torch
 from fedloom.errors import FedloomError, telling_memory, unknown
 from fedloom.experiment.capacities import Capacities
+from fedloom.experiment.concern import idle
 from fedloom.experiment.identity import check_contents, check_settings, fingerprints, settings_of
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.settings import Config
@@ -37,6 +39,7 @@ from fedloom.models import Factory, build, choose
 from fedloom.models.exits import Exits
 from fedloom.models.inputs import looks_up
 from fedloom.models.norm import has_batch_norm, has_measured_norm
+from fedloom.native.net import Native
 from fedloom.round.attack import Attack
 from fedloom.round.encode import encoding
 from fedloom.round.plan import Manifest, Plan
@@ -44,9 +47,15 @@ from fedloom.round.screen import Screen
 from fedloom.select import Channels, Whole
 from fedloom.select.verify import verify
 from fedloom.streams import streams_of
-from fedloom.topology import DrawnBy, Faults, Peers, Star, network
+from fedloom.topology import DrawnBy, Faults, Peers, network
 
 DEVICES = ("cpu", "cuda", "mps")
+
+#: what else to do about a setting that would do nothing
+_ELSE = {
+    "capacities": ", or choose a method with sub-models",
+    "faults": ", or give a --topology",
+}
 
 
 @dataclass
@@ -66,6 +75,7 @@ class Experiment:
     public: PublicSet | None
     about: dict[str, Any]  # what is needed to build the model again
     class_of: Tensor | None = None  # per column, the class it works for alone, for mixes that ask
+    path: str = "torch"  # which kernels run the clients' training, and why
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -73,7 +83,7 @@ class Experiment:
         sizes = Sizes(
             self.layout, self.dataset.n_classes, 0 if self.public is None else len(self.public)
         )
-        found = Manifest.of(self.method, sizes, self.state.plan)
+        found = Manifest.of(self.method, sizes, self.state.plan, self.state.post.encoding)
         return {"method": self.config.method, "encoding": self.config.encode, **found.plain()}
 
     def facts(self, needs: Collection[str]) -> dict[str, np.ndarray]:
@@ -82,8 +92,8 @@ class Experiment:
         known: dict[str, Callable[[], np.ndarray]] = {
             "samples": lambda: federation.sizes("train"),
             "classes": lambda: np.stack([federation.classes_of(c) for c in clients]),
-            "capacity": lambda: self.capacities[: self.config.clients],
-            "speed": lambda: Capacities.parse(self.config.speeds).assign(
+            "capacity": lambda: _capacities(self.config)[: self.config.clients],
+            "speed": lambda: Capacities.speeds(self.config.speeds).assign(
                 self.config.clients, self.config.seed
             ),
             "seen": lambda: self.state.server.seen(self.config.clients),
@@ -115,7 +125,8 @@ class Experiment:
                 "goes on with the same model; leave out what changes it."
             )
         try:
-            self.state.adopt(tensors, about["kept"], about.get("dealt") == self.about["dealt"])
+            self._check_remembered(tensors, about)
+            self.state.adopt(tensors, about, about.get("dealt") == self.about["dealt"])
         except FedloomError as e:
             raise FedloomError(f"'{path}' can't be forked like this: {e}") from None
         self.about["forked_from"] = {
@@ -123,6 +134,30 @@ class Experiment:
             "round": about["round"],
             "fingerprint": about.get("tensors", about.get("crc32")),
         }
+
+    def _check_remembered(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Refuse what clients kept of another optimiser, or nothing of it beside other things."""
+        known = about.get("settings", {})
+        names = ("optimiser", "optimiser_state", "momentum")
+        before = Config(**{name: known[name] for name in names if name in known})
+        kept, here = (dict(_remembered(config) or {}) for config in (before, self.config))
+        if kept == here or not len(tensors.get("kept/clients", ())):
+            return
+        was, now = (
+            f"optimiser={c.optimiser}, optimiser_state={c.optimiser_state}"
+            + f", momentum={c.momentum:g}" * bool(c.momentum)
+            for c in (before, self.config)
+        )
+        raise FedloomError(
+            f"between rounds its clients keep {_moments(kept)} ({was}), and here they would keep "
+            f"{_moments(here)} ({now}). Leave optimiser, optimiser_state and momentum as they "
+            "were, or start a new run."
+        )
+
+
+def _moments(values: Values) -> str:
+    """What clients keep of their optimiser, in words."""
+    return f"its {' and '.join(values)}" if values else "nothing of the optimiser"
 
 
 def pick_device(name: str) -> torch.device:
@@ -177,6 +212,7 @@ def make_federation(
         pool=config.pool,
         test_share=config.test_share,
         support_share=config.support_share,
+        validation_share=config.validation_share or 0.0,
         newcomers=config.newcomers,
         newcomer_classes=config.newcomer_classes,
         public=config.public,
@@ -186,12 +222,8 @@ def make_federation(
 def placed(config: Config, method: Method) -> Method:
     """The method on the topology that the run asks for, with what goes wrong there."""
     faults = Faults.parse(config.faults)
+    _check_idle(config, method)
     if config.draw != "uniform":
-        if type(method.topology) is not Star or config.topology is not None:
-            raise FedloomError(
-                f"draw={config.draw} would do nothing: {config.method} has no server that draws "
-                "its participants. Leave it out."
-            )
         return replace(method, topology=DrawnBy(by=config.draw))
     if config.topology is not None:
         peers = method.topology if isinstance(method.topology, Peers) else Peers()
@@ -205,12 +237,17 @@ def placed(config: Config, method: Method) -> Method:
             ) from None
     if isinstance(method.topology, Peers):
         return replace(method, topology=replace(method.topology, faults=faults))
-    if faults != Faults.parse("none"):
-        raise FedloomError(
-            f"faults={config.faults} would do nothing: {config.method} has a server, and faults "
-            f"are of nodes that meet. {_undone(config, 'faults', 'none')}, or give a --topology."
-        )
     return method
+
+
+def _check_idle(config: Config, method: Method) -> None:
+    """Refuse a setting that would do nothing with this method."""
+    for key, why in idle(config, method).items():
+        without = Config.model_fields[key].default
+        raise FedloomError(
+            f"{key}={getattr(config, key)} would do nothing with {config.method}: {why}. "
+            f"{_undone(config, key, without)}{_ELSE.get(key, '')}."
+        )
 
 
 def _check_given(config: Config, **objects: object) -> None:
@@ -231,15 +268,16 @@ def prepare(
     model: Factory | None = None,
     partition: Partition | None = None,
     options: MethodOptions | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Build and check everything before any long work begins.
 
-    `options` are what the method was built from, where it matters that it stays the same.
+    `options` are what the method was built from, where it matters that it stays the same; `before`
+    is what the checkpoint says of itself that the run goes on from.
     """
     _check_given(config, data=data, model=model, partition=partition)
     method = placed(config, method)
     method = replace(method, adapt=method.adapt.on(config.score_on))
-    _check_capacities(config, method)
     _check_public(config, method)
     device = _device(config)
     dealt = _deal(config, method, data, partition)
@@ -247,7 +285,18 @@ def prepare(
     built = _build(config, method, dealt, factory)
     sizes = Sizes(built.layout, dealt.dataset.n_classes, dealt.public_size)
     plan = Plan.of(method, sizes, _remembered(config))
-    engine = _engine(config, method, device, dealt, built, plan)
+    known = None if before is None else before.get("kernels", "torch")
+    kernels = resolve(config.kernels, device, config.precision, known)
+    found = kernels_for(kernels, built.module, built.layout, dealt.dataset.shape, built.tokens)
+    if kernels == "torch" and config.kernels != "torch":
+        found = why_torch(device, config.precision, known)
+    if config.kernels == "native" and not isinstance(found, Native):
+        raise FedloomError(
+            f"kernels=native can't run the model '{config.model}': {found}. Leave it out (auto): "
+            "torch runs it then."
+        )
+    native = isinstance(found, Native)
+    engine = _engine(config, method, device, dealt, built, plan, kernels, native)
     state = _state(config, method, dealt, built, plan, sizes, engine)
     dataset, layout = dealt.dataset, built.layout
     about = {
@@ -262,13 +311,15 @@ def prepare(
         "std": list(dataset.std),
         "unit": int(unit_of(dataset.x.dtype)),
         "tokens": built.tokens,
+        "kernels": kernels,
         "settings": settings_of(config),
         **fingerprints(
-            config, method, options, factory, dataset, dealt.federation, dealt.capacities,
+            config, method, options, factory, dataset, dealt.federation, _capacities(config),
             dealt.public, layout,
         ),
         "network": _first_contacts(config, method, layout),
         "kept": state.kept.columns.ranges,
+        "sent": plan.columns.ranges,
         "width": plan.sections.width,
         "own": plan.own_range,
         "personal": plan.personal,
@@ -290,6 +341,9 @@ def prepare(
         public=dealt.public,
         about=about,
         class_of=built.class_of,
+        path="torch: the stacked engine trains many clients in one call"
+        if engine.stacks
+        else described(found, method.local.at(1)),
     )
 
 
@@ -341,7 +395,10 @@ def _deal(config: Config, method: Method, data: Any, partition: Partition | None
             f"{config.method} needs a public set with labels, and this is {public.note}. Use a "
             "share of the clients' data, or a method that needs no labels."
         )
+    _check_drawn(config, federation)
     capacities = _capacities(config)
+    if isinstance(method.select, Whole):  # whoever can train less is only drawn by it
+        capacities = np.ones_like(capacities)
     wanted = method.select.public_samples if (capacities < 1).any() else 0
     if public is not None and len(public) < wanted:
         warnings.warn(
@@ -352,6 +409,14 @@ def _deal(config: Config, method: Method, data: Any, partition: Partition | None
         )
     dataset = federation.dataset
     return _Dealt(dataset, federation, public, capacities, _augment(config, dataset))
+
+
+def _check_drawn(config: Config, federation: Federation) -> None:
+    if config.draw == "samples" and len(np.unique(federation.sizes("train"))) == 1:
+        raise FedloomError(
+            "draw=samples would do nothing: all clients have as many samples. Leave draw out, or "
+            "deal the data unevenly."
+        )
 
 
 def _build(config: Config, method: Method, dealt: _Dealt, factory: str | Factory) -> _Built:
@@ -394,7 +459,14 @@ def _remembered(config: Config) -> Values | None:
 
 
 def _engine(
-    config: Config, method: Method, device: torch.device, dealt: _Dealt, built: _Built, plan: Plan
+    config: Config,
+    method: Method,
+    device: torch.device,
+    dealt: _Dealt,
+    built: _Built,
+    plan: Plan,
+    kernels: str,
+    native: bool,
 ) -> Engine:
     beside = plan.own_sections(method)
     setting = Setting(
@@ -416,12 +488,14 @@ def _engine(
         public=dealt.public if "public" in method.select.needs | method.local.needs else None,
         tokens=built.tokens,
         precision=config.precision,
+        kernels=kernels,
         threads=config.threads,
     )
     return make_engine(
         config.engine,
         setting,
         built.module,
+        native=native,
         workers=config.workers,
         participants=1 if setting.pools else config.participants,
         parts=(method.local, method.select, method.adapt.rule, method.own, plan.sections, beside),
@@ -453,6 +527,7 @@ def _state(
         attack=attack,
         bad=attack.bad(config.clients, config.seed),
         seed=config.seed,
+        channels=built.channels,
     )  # fmt: skip
 
 
@@ -481,10 +556,10 @@ def _first_contacts(config: Config, method: Method, layout: Layout) -> str:
             f"Nodes of this {config.method} keep the whole model to themselves, so they have "
             "nothing to tell each other. Give a smaller part, or choose local."
         )
-    if method.mix.validates and config.test_share == 0:
+    if method.mix.validates == "validation" and not config.validation_share:
         warnings.warn(
-            f"{config.method} weighs nodes by their accuracy on data held out, and test_share=0 "
-            "holds none out: all count alike in that.",
+            f"{config.method} weighs nodes by their accuracy on data that they do not train on, "
+            "and validation_share=0 leaves none: all count alike in that.",
             stacklevel=2,
         )
     where = method.topology
@@ -504,21 +579,12 @@ def _augment(config: Config, dataset: Dataset) -> Augment:
     return augment
 
 
-def _check_capacities(config: Config, method: Method) -> None:
-    capacities = Capacities.parse(config.capacities)
-    if not capacities.whole and isinstance(method.select, Whole):
-        raise FedloomError(
-            f"capacities={config.capacities} would do nothing: {config.method} trains the whole "
-            f"model on every client. {_undone(config, 'capacities', '1')}, or choose a method with "
-            "sub-models."
-        )
-
-
 def _undone(config: Config, key: str, without: str) -> str:
     """How to do without a setting, which a fork may have from the run that it starts from."""
     if config.fork is None:
         return f"Leave {key} out"
-    return f"Set --{key} {without} (a fork has the settings of the run that it starts from)"
+    option = key.replace("_", "-")
+    return f"Set --{option} {without} (a fork has the settings of the run that it starts from)"
 
 
 def _check_public(config: Config, method: Method) -> None:

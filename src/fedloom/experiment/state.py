@@ -5,8 +5,10 @@ It is that of the two sides (`round.server`, `round.client`), and of the post be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -100,12 +102,13 @@ class State:
         self.post.restore(dict(tensors))
 
     def adopt(
-        self, tensors: Mapping[str, Tensor], kept: Sequence[Sequence[int]], same_clients: bool
+        self, tensors: Mapping[str, Tensor], about: Mapping[str, Any], same_clients: bool
     ) -> None:
         """Take the state of a run with other settings, unless some of it would be lost.
 
         What only this method keeps or remembers starts empty: its clients have the shared model.
         """
+        kept = about["kept"]
         keeps = len(tensors.get("kept/clients", ())) > 0
         names = {path.split("/")[1] for path in tensors if path.startswith(("memory/", "server/"))}
         known = {*self.server.state, *self.server.memories()}
@@ -124,5 +127,17 @@ class State:
                 "it holds what its clients keep or what is remembered of them, and clients would "
                 "have other data here. Leave data, clients, partition and seed as they were."
             )
+        owes = any(name.startswith("lost/") for name in tensors)
+        sent = about.get("sent", self.plan.columns.ranges)
+        same = same_clients and [list(r) for r in sent] == [
+            list(r) for r in self.plan.columns.ranges
+        ]
+        if owes and not (same and self.post.owes):
+            warnings.warn(
+                "What the encoding had left out of clients' messages is forgotten: clients, what "
+                "they send or the encoding are others than in the run that is forked.",
+                stacklevel=2,
+            )
+            tensors = {name: v for name, v in tensors.items() if not name.startswith("lost/")}
         fresh = {f"server/{name}": value for name, value in self.server.state.items()}
         self.restore({**fresh, **tensors})

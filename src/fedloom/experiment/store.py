@@ -18,9 +18,8 @@ import time
 import warnings
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import safetensors
 import safetensors.torch
 import torch
@@ -39,6 +38,9 @@ from fedloom.experiment.checksums import (
 from fedloom.experiment.folder import CHECKPOINT, RunFolder
 from fedloom.experiment.settings import BadYaml, parse_yaml
 from fedloom.files import atomic_file, sync
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _KEPT = 2  # checkpoints: if the newest is damaged, there is one before it
 _SYNC_EVERY = 1.0  # seconds
@@ -240,6 +242,8 @@ class RunStore(RunFolder):
 
     def _tables(self) -> pd.DataFrame:
         """The per-client tables that are there."""
+        import pandas as pd  # here: training needs no tables
+
         files = [self.clients_file] if self.clients_file.exists() else []
         files += sorted(self._parts.glob("*.parquet"))
         if not files:

@@ -25,7 +25,7 @@ import pandas as pd
 import yaml
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.config import make_config
+from fedloom.experiment.config import agreed, make_config
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import Config
@@ -172,7 +172,7 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
     study.check(ask)
     if out.exists() and not out.is_dir():
         raise FedloomError(f"'{out}' is a file. Choose another --out for the study's directory.")
-    cells = _scored_alike(study.cells(ask))
+    cells = together(study.cells(ask))
     asked = _asked(cells, ask)
     known = [  # what earlier commands ran stays in the tables
         _job(cell, seed, out)
@@ -243,11 +243,10 @@ def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Ta
     return tables
 
 
-def _scored_alike(cells: Sequence[Cell]) -> list[Cell]:
-    """Where a cell adapts to the support part, all are scored without it: on the same samples."""
-    if not any(_config(cell).score_on == "query" for cell in cells):
-        return list(cells)
-    return [replace(c, settings={"score_on": "query", **c.settings}) for c in cells]
+def together(cells: Sequence[Cell]) -> list[Cell]:
+    """Where one cell needs it, all train and are scored on the same samples."""
+    common = agreed([_config(cell) for cell in cells])
+    return [replace(c, settings={**common, **c.settings}) for c in cells]
 
 
 def _asked(cells: Sequence[Cell], ask: Ask) -> set[str]:

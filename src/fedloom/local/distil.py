@@ -28,6 +28,7 @@ from fedloom.local.rule import (
     Samples,
     cross_entropy,
 )
+from fedloom.local.sgd import SGD
 
 Mask = Literal["none", "zero", "inf"]
 
@@ -47,6 +48,10 @@ class MaskedSGD(LocalRule):
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset() if self.mask == "none" else frozenset({"classes"})
+
+    def at(self, round: int) -> LocalRule:
+        # Engines have faster steps for plain SGD, whose last bits are others.
+        return SGD() if self.mask == "none" and type(self) is MaskedSGD else self
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         batch = data["train"]
@@ -82,6 +87,9 @@ class OrderedDropout(MaskedSGD):
             raise FedloomError(f"levels must be above 0 and at most 1, not {self.levels}.")
         if not 0 <= self.distil <= 1 or not self.temperature > 0:
             raise FedloomError("distil must be from 0 to 1, and its temperature above 0.")
+
+    def at(self, round: int) -> LocalRule:
+        return self if self.narrows or self.mask != "none" else SGD()
 
     def widths(self, steps: int, capacity: float, rng: np.random.Generator) -> list[float]:
         below = [p for p in self.levels if p < capacity]

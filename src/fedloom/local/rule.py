@@ -66,7 +66,8 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """The mean cross-entropy over the samples of a batch that count."""
     if batch.weight is None:
         return F.cross_entropy(logits, batch.y)
-    losses = F.cross_entropy(logits, batch.y, reduction="none")
+    # By hand, as `vmap` takes F.cross_entropy apart in Python, and imports sympy for that.
+    losses = -F.log_softmax(logits, -1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
     # A batch that is all padding costs nothing and moves nothing.
     return (losses * batch.weight).sum() / batch.weight.sum().clamp(min=1)
 
@@ -105,7 +106,11 @@ class Budget:
         if cuts and n - cuts[-1] < self.least:
             cuts.pop()
         passes = self.epochs if self.steps is None else -(-self.steps // (len(cuts) + 1))
-        out = [batch for _ in range(passes) for batch in np.split(rng.permutation(n), cuts)]
+        ends = list(zip([0, *cuts], [*cuts, n], strict=True))
+        out: list[np.ndarray] = []
+        for _ in range(passes):
+            order = rng.permutation(n)
+            out += [order[start:stop] for start, stop in ends]
         return out if self.steps is None else out[: self.steps]
 
 

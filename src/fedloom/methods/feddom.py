@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedloom.adapt import Adapt
 from fedloom.method import Method
 from fedloom.methods.registry import register
 from fedloom.methods.serverless import Serverless
@@ -16,9 +15,10 @@ from fedloom.mix.dominating import PAIRWISE
 
 @register
 class FedDom(Serverless):
-    """Nodes that meet exchange what they know: models, data sizes, accuracies, who met whom. Each
-    scores the nodes of its own graph, takes a greedy dominating set, weighs its members by AHP and
-    WASPAS and moves towards their mean: w_i ← δ Σ Q̄_j w_j + (1 − δ) w_i."""
+    """Nodes that meet exchange what they know by then, their own and what they heard earlier in the
+    round: models, data sizes, accuracies, who met whom. Each scores the nodes of its own graph,
+    takes a greedy dominating set, weighs its members by AHP and WASPAS and moves towards their
+    mean: w_i ← δ Σ Q̄_j w_j + (1 − δ) w_i."""
 
     name = "feddom"
     source = "S4"
@@ -32,25 +32,30 @@ class FedDom(Serverless):
         description="3×3: how many times accuracy, data size and score outweigh each other",
     )
     layers: str = Field("all", description="layers that distances are taken on: all, head, ...")
+    members: Literal["dominating", "all"] = Field(
+        "dominating", description="whom a node combines: a dominating set, or all that it knows"
+    )
+    weigh: Literal["waspas", "equal", "size"] = Field(
+        "waspas", description="their shares: by AHP and WASPAS, equal, or by data size"
+    )
     neighbours: int | None = Field(
         None, ge=1, description="most neighbours that a node tells of, the last met; none: all"
     )
     most: int | None = Field(
-        100, ge=1, description="most nodes in a node's graph, the newest; none: all"
+        None, ge=1, description="most nodes in a node's graph, the newest; none: all"
     )
     forget: int | None = Field(
-        None, ge=1, description="rounds after which what a node was told is dropped; none: never"
+        0, ge=0, description="earlier rounds whose models count; 0: this round's only, none: all"
     )
     links: int | None = Field(
-        None, ge=1, description="rounds that a meeting counts as a link, its own first; none: all"
-    )
-    mix_alone: bool = Field(
-        False, description="whether a node that nobody reaches still moves towards what it knows"
-    )
-    validation: Literal["test", "test-support"] = Field(
-        "test", description="part of a node's own data that A_i is taken on; with test-support, "
-        "nodes are scored on the rest of their test part",
+        0, ge=0, description="earlier rounds whose meetings count as links; 0: this round's only, "
+        "none: all",
     )  # fmt: skip
+    mix_alone: bool = Field(
+        False,
+        description="whether a node that nobody reaches still moves towards what it knows, from "
+        "earlier rounds (forget)",
+    )
 
     def build(self) -> Method:
         mix = self.kind(
@@ -60,15 +65,12 @@ class FedDom(Serverless):
             delta=self.delta,
             pairwise=tuple(map(tuple, self.pairwise)),
             layers=self.layers,
+            members=self.members,
+            weigh=self.weigh,
             neighbours=self.neighbours,
             most=self.most,
             forget=self.forget,
             links=self.links,
             mix_alone=self.mix_alone,
-            validates=self.validation,
         )
         return self._method(mix)
-
-    @property
-    def _adapt(self) -> Adapt:
-        return Adapt(scored="test" if self.validation == "test" else "test-query")

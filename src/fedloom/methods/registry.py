@@ -65,14 +65,22 @@ def register(cls: type[MethodOptions]) -> type[MethodOptions]:
 
 def methods() -> dict[str, type[MethodOptions]]:
     """Every method, by name; the built-in ones are the modules of `fedloom.methods`."""
-    package = importlib.import_module("fedloom.methods")
-    for info in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"fedloom.methods.{info.name}")
+    for module in _modules():
+        importlib.import_module(module)
     return dict(_registry)
 
 
+def _modules() -> list[str]:
+    package = importlib.import_module("fedloom.methods")
+    return [f"{package.__name__}.{info.name}" for info in pkgutil.iter_modules(package.__path__)]
+
+
 def find(name: str) -> type[MethodOptions]:
-    known = methods()
+    """The method of this name; all others are imported only if no module is called like it."""
+    own = f"fedloom.methods.{name.replace('-', '_')}"
+    if own in _modules():
+        importlib.import_module(own)
+    known = _registry if name in _registry else methods()
     if name not in known:
         raise unknown("method", name, known)
     return known[name]

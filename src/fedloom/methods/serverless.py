@@ -16,6 +16,8 @@ from fedloom.mix import Mix, PeerAverage, Pull
 from fedloom.newcomer import MeanPart
 from fedloom.topology import Peers
 
+_RELAY = "whether nodes pass on what they heard earlier in the round, so that all of it is combined"
+
 
 class Serverless(MethodOptions):
     """What methods without a server have in common. A newcomer gets the mean of all models."""
@@ -49,8 +51,10 @@ class P2PFedAvg(Serverless):
     name = "p2p-fedavg"
     source = "S4, baseline"
 
+    relay: bool = Field(False, description=_RELAY)
+
     def build(self) -> Method:
-        return self._method(PeerAverage(self._shared))
+        return self._method(PeerAverage(self._shared, self.relay))
 
 
 @register
@@ -63,5 +67,7 @@ class WAFL(Serverless):
 
     rate: float = Field(1.0, ge=0, le=2, description="λ: how far towards the models of others")
 
+    relay: bool = Field(False, description=_RELAY)
+
     def build(self) -> Method:
-        return self._method(Pull(self.rate, self._shared))
+        return self._method(Pull(self.rate, self._shared, self.relay))

@@ -97,10 +97,13 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Values sent by each of the gathered nodes to others in a round, and received by it."""
+    """What each of the gathered nodes sent to others in a round, and received: values of models,
+    which are encoded as the run says, and numbers beside them, four bytes each (None: none)."""
 
     up: np.ndarray
     down: np.ndarray
+    numbers_up: np.ndarray | None = None
+    numbers_down: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

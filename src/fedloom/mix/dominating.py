@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
-from fedloom.mix.base import Gathering, Mix, Mixed, Traffic
-from fedloom.mix.knowledge import NOTHING, Entries, Knowledge, LocalGraph
+from fedloom.mix.base import Gathering, Mix, Mixed
+from fedloom.mix.knowledge import Entries, Habits, Knowledge, LocalGraph, Met, meet, products
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 CONSISTENT = 0.1  # the largest consistency ratio of a pairwise matrix
 PAIRWISE = ((1.0, 2.0, 3.0), (1 / 2, 1.0, 2.0), (1 / 3, 1 / 2, 1.0))
@@ -79,28 +82,34 @@ def _waspas() -> Any:
     return WASPAS(normalization_function=_by_largest)
 
 
-def greedy_dominating_set(linked: np.ndarray, score: np.ndarray) -> np.ndarray:
+def greedy_dominating_set(starts: np.ndarray, ends: np.ndarray, score: np.ndarray) -> np.ndarray:
     """Nodes in descending score, the first of equals first: one that is not covered yet is taken
-    and covers its neighbours (S4 algorithm 1).
+    and covers its neighbours (S4 algorithm 1). Those of node v are `ends[starts[v]:starts[v + 1]]`.
 
-    >>> path = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=bool)
-    >>> greedy_dominating_set(path, np.array([0.1, 0.9, 0.5])).tolist()
+    >>> path = np.array([0, 1, 3, 4]), np.array([1, 0, 2, 1])  # 0 - 1 - 2
+    >>> greedy_dominating_set(*path, np.array([0.1, 0.9, 0.5])).tolist()
     [1]
     """
-    rest = np.argsort(-score, kind="stable")
+    covered = bytearray(len(score))  # looked at one by one, written by many
+    marks = np.frombuffer(covered, dtype=np.uint8)
     taken = []
-    while len(rest):
-        taken.append(rest[0])
-        covered = linked[rest[0]]
-        rest = rest[1:]
-        rest = rest[~covered[rest]]
+    for node in np.argsort(-score, kind="stable").tolist():
+        if not covered[node]:
+            taken.append(node)
+            marks[ends[starts[node] : starts[node + 1]]] = 1
     return np.array(taken, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class DominatingSet(Mix):
     """w_i ← δ Σ_{j∈DS} Q̄_j w_j + (1 − δ) w_i over a dominating set of the node's own graph, for
-    nodes that something reached in the round; with `mix_alone`, for all."""
+    nodes that something reached in the round; with `mix_alone`, for all.
+
+    The graph holds what reached the node in this round, through whomever, and what `forget` and
+    `links` earlier rounds left. `members` and `weigh` take parts of the method away: all nodes of
+    the graph in place of a dominating set, equal shares or shares by data size in place of AHP and
+    WASPAS.
+    """
 
     part: str = "all"
     theta: float = 0.2  # θ, of the accuracy
@@ -108,12 +117,14 @@ class DominatingSet(Mix):
     delta: float = 0.7  # δ
     pairwise: tuple[tuple[float, ...], ...] = PAIRWISE
     layers: str = "all"
+    members: Literal["dominating", "all"] = "dominating"
+    weigh: Literal["waspas", "equal", "size"] = "waspas"
     neighbours: int | None = None
     most: int | None = None
-    forget: int | None = None
-    links: int | None = None
+    forget: int | None = 0
+    links: int | None = 0
     mix_alone: bool = False
-    validates: str | None = "test"
+    validates: str | None = "validation"
 
     home = "node"
     meets = True
@@ -134,180 +145,121 @@ class DominatingSet(Mix):
         return w / max(w.max(), 1e-300)
 
     def distances(self, graph: LocalGraph) -> np.ndarray:
-        """d = λ d_cos + (1 − λ) d_pearson for every link, eq. 5, each with 1 for the largest."""
-        cosine, pearson = (d / max(d.max(initial=0), 1e-300) for d in graph.distances())
-        return self.balance * cosine + (1 - self.balance) * pearson
+        """d = λ d_cos + (1 − λ) d_pearson for every link, eq. 5, each divided by its maximum over
+        the links of the graph. (The source does not say over what it normalises; over all pairs of
+        known nodes in place of links, 2 to 16 % of the updates come out otherwise.)"""
+        most = (max(d.max(initial=0), 1e-300) for d in (graph.cosine, graph.pearson))
+        cosine, pearson = (
+            share / d for share, d in zip((self.balance, 1 - self.balance), most, strict=True)
+        )
+        return cosine * graph.cosine + pearson * graph.pearson
 
     def scores(self, graph: LocalGraph) -> np.ndarray:
         """Eq. 6: a node's weight, less where its neighbours are better linked, or far in model."""
         w, degree = self.weights(graph), graph.degree
-        drift = np.bincount(graph.first, self.distances(graph) * w[graph.second], len(graph.ids))
         linked = degree > 0
-        starts = np.concatenate([[0], np.cumsum(degree)[:-1]])[linked]
-        best = np.ones(len(w))
+        starts = graph.starts[:-1][linked]
+        best, drift = np.ones(len(w)), np.zeros(len(w))
         if linked.any():
             best[linked] = np.maximum.reduceat(degree[graph.second], starts)
+            drift[linked] = np.add.reduceat(self.distances(graph) * w[graph.second], starts)
         importance = np.minimum(1, degree / best)
         return np.where(linked, w * importance / (1 + drift / np.maximum(degree, 1)), w)
 
     def choose(self, graph: LocalGraph) -> tuple[np.ndarray, np.ndarray]:
-        """The members of the dominating set, by position in the graph, and their shares Q̄."""
+        """The members of the dominating set, or all, by position in the graph, and their shares
+        Q̄, or those of `weigh`."""
+        members = np.arange(len(graph.ids))
+        if self.members == "all" and self.weigh != "waspas":
+            return members, self._shares(graph, members, None)
         score = self.scores(graph)
-        members = greedy_dominating_set(graph.linked, score)
+        if self.members == "dominating":
+            members = greedy_dominating_set(graph.starts, graph.second, score)
+        return members, self._shares(graph, members, score)
+
+    def _shares(
+        self, graph: LocalGraph, members: np.ndarray, score: np.ndarray | None
+    ) -> np.ndarray:
+        size = graph.size[members]
+        if self.weigh == "size" and size.sum() > 0:
+            return size / size.sum()
+        if score is None or self.weigh != "waspas":
+            return np.full(len(members), 1 / len(members))
         criteria = np.stack([graph.accuracy, graph.size, score], axis=1)[members]
-        return members, waspas(criteria, self._criteria)
+        return waspas(criteria, self._criteria)
 
     def places(self, knowledge: Knowledge, node: int, others: np.ndarray) -> np.ndarray:
         """The entries whose models a node combines for these others: those that it was told."""
-        return knowledge.known[node, others]
+        return knowledge.entries.places(others, knowledge.known[node, others])
+
+    @property
+    def habits(self) -> Habits:
+        """An entry is told with a size and an accuracy, a greeting names it and its state."""
+        return Habits(self.forget, self.links, self.neighbours, numbers=2, greeting=2)
 
     def combine(self, g: Gathering) -> Mixed:
         from scipy.sparse import csr_array
 
-        compared, length = self._compared(g.layout)
-        before = g.memory["knowledge"].get(0)
-        old = (
-            Knowledge.of(before)
-            if before is not None
-            else Knowledge.none(g.layout.size, g.rows.dtype)
-        )
-        knowledge, traffic = self._exchange(g, old, compared)
-        heard = (knowledge.met[g.clients] == g.round).any(axis=1)
-        moves = np.flatnonzero(heard | self.mix_alone)
-        at = [np.empty(0, dtype=np.int64)]
-        share = [np.empty(0)]
-        for node in g.clients[moves]:
-            graph = knowledge.graph(int(node), length)
+        met, length = self.meet(g), self._compared(g.layout)[1]
+        knowledge = met.knowledge
+        moves = np.flatnonzero(met.reached | self.mix_alone)
+        nodes, at, share = [], [], []
+        for group, graph in knowledge.graphs(g.clients[moves], length):
             members, shares = self.choose(graph)
-            at.append(self.places(knowledge, int(node), graph.ids[members]))
-            share.append(shares)
-        sizes = [len(a) for a in at[1:]]
-        ages = g.round - knowledge.entries.round[np.concatenate(at)]
-        used, source = np.unique(np.concatenate(at), return_inverse=True)
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        matrix = csr_array((np.concatenate(share), source, starts), shape=(len(sizes), len(used)))
-        own = g.rows.to(torch.float64, copy=True).numpy()
-        mean = matrix @ knowledge.entries.rows[torch.from_numpy(used)].double().numpy()
-        # The same as eq. 16; so written, a node that knows only itself keeps its model to the bit.
-        own[moves] += self.delta * (mean - own[moves])
+            place = self.places(knowledge, graph.node, graph.ids[members])
+            for node in group:
+                nodes.append(np.full(len(place), node))
+                at.append(place)
+                share.append(shares)
+        who, source = (np.concatenate([np.empty(0, dtype=np.int64), *v]) for v in (nodes, at))
+        shape = (len(moves), len(knowledge.entries))
+        matrix = csr_array((np.concatenate([np.empty(0), *share]), (who, source)), shape=shape)
         metrics: dict[str, float] = {
             "known": float((knowledge.known[g.clients] >= 0).sum() / max(len(g.clients), 1)),
             "entries": len(knowledge.entries),
         }
-        if sizes:
-            metrics |= {"dominating": float(np.mean(sizes)), "age": float(ages.mean())}
+        if len(moves):
+            age = g.round - knowledge.entries.round[source]
+            metrics |= {"dominating": len(source) / len(moves), "age": float(age.mean())}
         return Mixed(
             clients=g.clients,
-            rows=torch.from_numpy(own).to(g.rows.dtype),
-            memory={"knowledge": {0: knowledge.fields()}},
-            traffic=traffic,
+            rows=self._moved(g, moves, matrix, knowledge.entries),
+            memory={"knowledge": {0: knowledge.kept(g.round, self.habits).fields()}},
+            traffic=met.traffic,
             metrics=metrics,
         )
 
-    def _exchange(
-        self, g: Gathering, old: Knowledge, compared: torch.Tensor | None
-    ) -> tuple[Knowledge, Traffic]:
-        """Everybody tells of itself, and those that meet tell each other all they know."""
-        sender, receiver, late = g.contacts.messages()
-        nodes = int(max(len(old.known), g.clients.max(initial=-1) + 1))
-        since = 0 if self.links is None else max(g.round - self.links + 1, 0)
-        old = old.widened(nodes).forgotten(g.contacts.forgotten).unlinked(since)
-        arrives = (old.due <= g.round) & np.isin(old.receiver, g.clients)
-        met = old.met.copy()
-        met[receiver[late == 0], sender[late == 0]] = g.round
-        met[old.receiver[arrives], old.sender[arrives]] = g.round
-        new = self._told(g, met, since)
-        mine = old.known.copy()
-        mine[g.clients, g.clients] = len(old.entries) + np.arange(len(new))  # they come behind
-        known, traffic = self._merge(
-            old.entries,
-            new,
-            mine,
-            (sender, receiver, late),
-            (old.receiver[arrives], old.told[arrives]),
-        )
-        told_in = np.concatenate([old.entries.round, new.round, [-1]])
-        known = self._pruned(known, told_in, g)
-        going, later = ~arrives, late > 0
-        told = np.concatenate([old.told[going], mine[sender[later]]])
-        # Entries that nobody has, and nobody is being sent, are dropped before models are compared.
-        used = np.unique(np.concatenate([known[known >= 0], told[told >= 0]]))
-        kept = used[used < len(old.entries)]
-        place = np.full(len(old.entries) + len(new) + 1, NOTHING)  # the last stands for nothing
-        place[kept] = np.arange(len(kept))
-        place[len(old.entries) : -1] = len(kept) + np.arange(len(new))
-        knowledge = Knowledge(
-            entries=old.entries.replaced(kept, new, g.shared, compared),
-            known=place[known],
-            met=met,
-            receiver=np.concatenate([old.receiver[going], receiver[later]]),
-            sender=np.concatenate([old.sender[going], sender[later]]),
-            due=np.concatenate([old.due[going], g.round + late[later]]),
-            told=place[told],
-        )
-        return knowledge, Traffic(traffic.up[g.clients], traffic.down[g.clients])
+    def meet(self, g: Gathering) -> Met:
+        """The meetings of a round, and what nodes know after them."""
+        columns = self._compared(g.layout)[0]
+        met = meet(g, self.habits, "knowledge", g.accuracy, (g.shared, columns))
+        kept = self._kept(met.knowledge.known, g)
+        return replace(met, knowledge=met.knowledge.pruned(kept))
 
-    def _told(self, g: Gathering, met: np.ndarray, since: int) -> Entries:
-        """What the nodes tell of themselves in this round. Whoever has nothing to validate on has
-        shown no accuracy."""
-        met = met[g.clients].astype(np.int32)
-        return replace(
-            Entries.none(g.layout.size, g.rows.dtype),
-            rows=g.heard,
-            owner=g.clients,
-            round=np.full(len(g.clients), g.round),
-            size=g.weights,
-            accuracy=np.nan_to_num(g.accuracy),
-            met=np.where(_latest(met, self.neighbours, since, g.stream("neighbours")), met, -1),
-        )
+    def _moved(
+        self, g: Gathering, moves: np.ndarray, matrix: csr_array, entries: Entries
+    ) -> torch.Tensor:
+        """Eq. 16; so written, a node that knows only itself keeps its model to the bit. Of itself
+        it has its model as it is, of others as it arrived."""
+        rows, who = g.rows.clone(), torch.from_numpy(moves)
+        mine = entries.places(g.clients[moves], np.full(len(moves), g.round))
+        entry = matrix.tocoo()
+        itself = entry.col == mine[entry.row]
+        share = np.bincount(entry.row[itself], entry.data[itself], len(moves))
+        own = torch.from_numpy(share)[:, None]
+        told = None if g.heard is g.rows else entries.rows[torch.from_numpy(mine)]
+        for some, mean in products(matrix, entries.rows):
+            before = g.rows[who, some].double()
+            if told is not None:
+                mean += own * (before - told[:, some])
+            rows[who, some] = (before + self.delta * (mean - before)).to(rows.dtype)
+        return rows
 
-    def _merge(
-        self,
-        old: Entries,
-        new: Entries,
-        mine: np.ndarray,
-        messages: tuple[np.ndarray, np.ndarray, np.ndarray],
-        arrived: tuple[np.ndarray, np.ndarray],
-    ) -> tuple[np.ndarray, Traffic]:
-        """What everybody knows after this round's messages; values sent and received by node.
-
-        Two that meet first tell which entries they have, two numbers each, and then send those
-        that the other has older or not at all. Nobody answers a late message, so it carries all.
-        A link is a number, and another where it matters when the two met.
-        """
-        nodes, width = len(mine), new.rows.shape[1]
-        sender, receiver, late = messages
-        told_in = np.concatenate([old.round, new.round, [-1]]).astype(np.int32)
-        linked = np.concatenate([(each.met >= 0).sum(axis=1) for each in (old, new)])
-        link = 1 if self.links is None else 2
-        costs = np.append(width + 2.0 + link * linked, 0)  # the last of each stands for no entry
-        rounds, price, greeting = told_in[mine], costs[mine], 2.0 * (mine >= 0).sum(axis=1)
-        known, up, down = mine.copy(), np.zeros(nodes), np.zeros(nodes)
-        ends = np.searchsorted(receiver, np.arange(nodes + 1))
-        for node in np.unique(receiver):
-            here = slice(ends[node], ends[node + 1])
-            who, delay = sender[here], late[here]
-            newer = rounds[who] > rounds[node]
-            newer[delay > 0] = mine[who[delay > 0]] >= 0
-            sent = np.einsum("mn,mn->m", newer, price[who]) + greeting[who]
-            up[who] += sent
-            down[node] += sent[delay == 0].sum()
-            newest = np.where((delay == 0)[:, None], rounds[who], -1)
-            best = newest.argmax(axis=0)
-            better = np.flatnonzero(newest[best, np.arange(nodes)] > rounds[node])
-            known[node, better] = mine[who[best[better]], better]
-        for node, told in zip(*arrived, strict=True):
-            newer = told_in[told] > told_in[known[node]]
-            known[node, newer] = told[newer]
-            down[node] += costs[told].sum() + 2.0 * (told >= 0).sum()
-        return known, Traffic(up.astype(np.int64), down.astype(np.int64))
-
-    def _pruned(self, known: np.ndarray, told_in: np.ndarray, g: Gathering) -> np.ndarray:
+    def _kept(self, known: np.ndarray, g: Gathering) -> np.ndarray:
         """What nodes go on with: their own entry, and those that are not too old, the newest."""
-        oldest = 0 if self.forget is None else g.round - self.forget
-        rounds = told_in[known]
+        rounds = known.copy()
         np.fill_diagonal(rounds, g.round + 1)  # its own is the first of the `most`
-        return np.where(_latest(rounds, self.most, oldest, g.stream("most")), known, NOTHING)
+        return _latest(rounds, self.most, self.habits.oldest(g.round), g.stream("most"))
 
     def _compared(self, layout: Layout) -> tuple[torch.Tensor | None, int]:
         """The columns that distances are taken on (None: all), and their number."""

@@ -1,8 +1,9 @@
 """Gossip: every node combines its model with those that reach it in the round, all at once.
 
-The new rows are one sparse mixing matrix times the rows before the exchange, so the order of the
-nodes can't matter. A message that is late travels as it was sent and is combined when it arrives;
-until then it is remembered.
+The new rows are one mixing matrix times the rows before the exchange, so the order of the nodes
+can't matter. Nodes tell of themselves alone, or, with `relay`, pass on what they heard earlier in
+the round. A message that is late travels as it was sent and is combined when it arrives; until then
+it is remembered.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ import torch
 from torch import Tensor
 
 from fedloom.mix.base import Fields, Gathering, Mix, Mixed, Traffic
+from fedloom.mix.knowledge import NOTHING, Habits, meet, products
+from fedloom.topology.relay import Letters
+
+#: nodes that relay know what reached them in the round, and whose it is
+_RELAY = Habits(forget=None, tells_links=False, remembers=False)
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class Gossip(Mix):
     which weights. Columns that are not in `part` stay as the node trained them; of sub-models,
     every element is combined from those who trained it."""
 
+    relay: bool = False
+
     home = "node"
     meets = True
     memory = ("mail",)
@@ -78,6 +86,8 @@ class Gossip(Mix):
     def combine(self, g: Gathering) -> Mixed:
         from scipy.sparse import csr_array
 
+        if self.relay:
+            return self._relayed(g)
         now, later, traffic = self._deliver(g)
         share, own = self.shares(now.receiver, now.weight, g.weights)
         count = len(g.clients)
@@ -102,10 +112,36 @@ class Gossip(Mix):
         memory = {"mail": {0: later.fields()}} if late else {}
         return Mixed(clients=g.clients, rows=rows, memory=memory, traffic=traffic)
 
+    def _relayed(self, g: Gathering) -> Mixed:
+        """Every node's own model, and all that reached it in the round, through whomever; of what
+        was late, the newest of each node."""
+        from scipy.sparse import csr_array
+
+        met = meet(g, _RELAY, "mail")
+        knowledge, entries = met.knowledge, met.knowledge.entries
+        known = knowledge.known[g.clients]
+        known[np.arange(len(g.clients)), g.clients] = NOTHING  # its own it has as it is
+        receiver, owner = np.nonzero(known != NOTHING)
+        place = entries.places(owner, known[receiver, owner])
+        share, own = self.shares(receiver, entries.size[place], g.weights)
+        matrix = csr_array((share, (receiver, place)), shape=(len(g.clients), len(entries)))
+        rows, mine = torch.empty_like(g.rows), torch.from_numpy(own)[:, None]
+        for some, others in products(matrix, entries.rows):
+            rows[:, some] = (others + mine * g.rows[:, some]).to(rows.dtype)
+        kept = knowledge.kept(g.round, _RELAY)
+        late = bool(len(kept.mail.due)) or 0 in g.memory["mail"]
+        return Mixed(
+            clients=g.clients,
+            rows=rows,
+            memory={"mail": {0: kept.fields()}} if late else {},
+            traffic=met.traffic,
+            metrics={"known": 1 + len(receiver) / max(len(g.clients), 1)},
+        )
+
     def _deliver(self, g: Gathering) -> tuple[Mail, Mail, Traffic]:
         """What arrives in this round, receivers as positions; what is still under way; bytes."""
-        sender, receiver, late = g.contacts.messages()
-        sender = np.searchsorted(g.clients, sender)
+        letters = Letters.of(g.contacts, g.clients).once()
+        sender, receiver, late = letters.sender, g.clients[letters.receiver], letters.late
         covers = _covers(g)
         weight, due = g.weights[sender], g.round + late
         sent = Mail(g.heard, covers, sender, receiver, due, weight)
@@ -141,6 +177,12 @@ class PeerAverage(Gossip):
     """Peer-to-peer FedAvg: w_n ← Σ n_k w_k / Σ n_k over the node and those that reached it."""
 
     part: str = "all"
+    relay: bool = False
+
+    @property
+    def takes_parts(self) -> bool:  # type: ignore[override]
+        """What is passed on is passed on whole."""
+        return not self.relay
 
     def shares(
         self, receiver: np.ndarray, sent: np.ndarray, own: np.ndarray
@@ -156,6 +198,7 @@ class Pull(Gossip):
 
     rate: float = 1.0  # λ
     part: str = "all"
+    relay: bool = False
 
     takes_parts = False  # its step counts all neighbours, not those who trained an element
 

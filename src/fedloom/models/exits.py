@@ -38,12 +38,13 @@ def with_exits(
 class Exit(nn.Module):
     """A classifier on a feature map: the mean over positions, then one linear layer."""
 
-    def __init__(self, channels: int, classes: int) -> None:
+    def __init__(self, channels: int, classes: int, maps: bool) -> None:
         super().__init__()
+        self.maps = maps
         self.out = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(x.mean((2, 3)) if x.dim() == 4 else x)
+        return self.out(x.mean((2, 3)) if self.maps else x)
 
 
 class Exits(nn.Module):
@@ -69,7 +70,7 @@ class Exits(nn.Module):
         with torch.no_grad():
             for block in self.eval().blocks:
                 x = block(x)
-                exits.append(Exit(x.shape[1], classes))
+                exits.append(Exit(x.shape[1], classes, x.dim() == 4))
         self.exits = nn.ModuleList(exits)
         self.train(training)
 

@@ -23,3 +23,8 @@ class _Scaler:
 def scale_output(layer: nn.Module, factor: float) -> None:
     """Multiply what this layer gives in training."""
     layer.register_forward_hook(_Scaler(factor))
+
+
+def scaler_of(hook: object) -> float | None:
+    """The factor of a hook that `scale_output` made; None: it is somebody else's."""
+    return hook.factor if isinstance(hook, _Scaler) else None

@@ -192,14 +192,7 @@ def print_result(result: Result, details: bool = False) -> None:
         out.print(_table(("", "score"), list(_scores(done)), left=1))
         if "macro" in done and result.scored_on is not None:
             out.print(f"Clients are scored on {result.scored_on}.")
-    if len(result.skipped):
-        by = result.skipped["client"].value_counts().sort_index()
-        whose = ", ".join(f"{n} of client {client}" for client, n in by.items())
-        first = result.skipped.iloc[0]
-        out.print(
-            f"Left out: {whose} (round {first['round']}, client {first['client']}: "
-            f"{first['reason']})."
-        )
+    _print_skipped(result)
     if "bytes" in done:
         out.print(
             f"Cost: {amount(done['bytes_up'])} up, {amount(done['bytes_down'])} down, "
@@ -272,6 +265,7 @@ def print_profile(result: Result) -> None:
         if name in spent
     ]
     out.print(_table(("where the time went", "seconds", "share"), rows))
+    out.print(f"kernels: {result.kernels}", soft_wrap=True)
 
 
 def _scores(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -289,6 +283,27 @@ def _scores(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{who}, worst / best 10 %", f"{percent(s['worst10'])[:-2]} / {percent(s['best10'])}"
         three = (f"{100 * done[prefix + k]:.2f}" for k in ("precision", "recall", "f1"))
         yield f"{who}, precision / recall / F1", " / ".join(three) + " %"
+
+
+def _print_skipped(result: Result) -> None:
+    """Messages that were left out, whose they were, and rounds of which none was left."""
+    if not len(result.skipped):
+        return
+    by = result.skipped["client"].value_counts().sort_index()
+    whose = [f"client {client} in {n} round{'s' * (n > 1)}" for client, n in by.items()]
+    first = result.skipped.iloc[0]
+    out.print(
+        f"Left out: {_some(whose)} ({result.summary['skipped']} messages; round {first['round']}, "
+        f"client {first['client']}: {first['reason']})."
+    )
+    if result.idle_rounds:
+        rounds = _some([str(number) for number in result.idle_rounds])
+        out.print(f"Nothing was combined in round {rounds}: all messages were left out.")
+
+
+def _some(words: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
 
 
 def _print_details(result: Result) -> None:
@@ -400,7 +415,7 @@ def print_method(cls: type[MethodOptions], parts: Method) -> None:
         out.print(f"Fixed by its definition: {fixed}.")
 
 
-def print_manifest(manifest: Manifest, model: str, shape: str) -> None:
+def print_manifest(manifest: Manifest, of: str) -> None:
     """What leaves a client, what stays with it and what the server keeps."""
     rows = []
     for title, lines in manifest.plain().items():
@@ -409,7 +424,7 @@ def print_manifest(manifest: Manifest, model: str, shape: str) -> None:
         for i, line in enumerate(lines):
             size = amount(float(line["bytes"])) if "bytes" in line else ""
             rows.append(["" if i else title, str(line["name"]), str(line["what"]), size])
-    out.print(_table(("", "name", "what", f"bytes ({model}, {shape})"), rows, left=3))
+    out.print(_table(("", "name", "what", f"bytes ({of})"), rows, left=3))
 
 
 def _options(cls: type[MethodOptions]) -> list[tuple[str, Any]]:

@@ -33,6 +33,7 @@ class Round:
     rows: Tensor
     trained: Trained
     failed: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # diverged
+    given: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # a first part
 
 
 class Clients:
@@ -85,7 +86,8 @@ class Clients:
 
     def train(self, task: Task, clients: np.ndarray, told: Told, lasts: Lasts = None) -> Round:
         """Let these clients train, and keep what they keep."""
-        starts = self._starts(clients, told)
+        new = self._given(clients)
+        starts = self._starts(clients, told, new)
         trained = self.engine.train(task, clients, starts, lasts)
         rows = _scattered(starts, trained)
         if self._own is not None:
@@ -97,13 +99,18 @@ class Clients:
         rows[bad], failed = starts[bad], clients[bad]  # they go on from where they were
         if len(self.kept.columns):
             self._keep(clients, rows, failed)
-        return Round(clients, starts, rows, trained, failed)
+        return Round(clients, starts, rows, trained, failed, clients[new])
 
-    def _starts(self, clients: np.ndarray, told: Told) -> Tensor:
+    def _given(self, clients: np.ndarray) -> list[int]:
+        """The positions of those who start from the average of all private parts."""
+        if self._first == "initial" or not len(self.kept) or not len(self.plan.private):
+            return []
+        return [i for i, client in enumerate(clients) if int(client) not in self.kept]
+
+    def _starts(self, clients: np.ndarray, told: Told, new: list[int]) -> Tensor:
         """The rows that these clients start a round from."""
         rows = self.rows(clients, told)
-        new = [i for i, client in enumerate(clients) if int(client) not in self.kept]
-        if self._first == "initial" or not len(self.kept) or not new:
+        if not new:
             return rows
         weights = self.weigh(self.kept.clients)
         mean = MeanPart().candidates(self.base(told), self.kept, weights)[0]
@@ -188,6 +195,8 @@ class Clients:
 
 def _scattered(starts: Tensor, trained: Trained) -> Tensor:
     """Whole rows: what was trained, over what the client started from."""
+    if trained.rows and all(index is None for index in trained.indexes):
+        return torch.stack(trained.rows)
     out = torch.empty((len(trained.rows), starts.shape[1]), dtype=starts.dtype)
     for i, (row, index) in enumerate(zip(trained.rows, trained.indexes, strict=True)):
         if index is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,26 @@ ENCODINGS = "fp32 | fp16 | int8 | topk:SHARE"
 Payload = dict[str, np.ndarray]
 
 _BLOCK = 256  # values that share a scale
+
+
+def nbytes(payload: Payload) -> int:
+    return sum(array.nbytes for array in payload.values())
+
+
+def choice(chosen: Sequence[np.ndarray], sizes: Sequence[int]) -> Payload:
+    """Which of its channels a sub-model has, for those who can't know: for each group of `sizes` a
+    bitmap or the numbers of those `chosen`, whichever is smaller.
+
+    >>> [a.tolist() for a in choice([np.array([0, 6]), np.array([3])], [8, 100]).values()]
+    [[130], [3]]
+    """
+    out = {}
+    for number, (some, size) in enumerate(zip(chosen, sizes, strict=True)):
+        there = np.zeros(size, dtype=bool)
+        there[some] = True
+        forms = np.packbits(there), np.flatnonzero(there).astype(np.min_scalar_type(size - 1))
+        out[str(number)] = min(forms, key=lambda form: form.nbytes)
+    return out
 
 
 class Encoding(ABC):
@@ -44,11 +65,15 @@ class Encoding(ABC):
     def decode(self, payload: Payload, size: int) -> Tensor:
         """The vector that the arrays stand for."""
 
+    def size(self, count: int) -> int:
+        """The bytes of a message of so many values."""
+        return self.through(torch.zeros(count))[1]
+
     def through(self, values: Tensor) -> tuple[Tensor, int]:
         """What arrives of a vector (of any shape), and the bytes that it took."""
         payload = self.encode(values.reshape(-1))
         arrived = self.decode(payload, values.numel()).view(values.shape)
-        return arrived, sum(array.nbytes for array in payload.values())
+        return arrived, nbytes(payload)
 
 
 @dataclass(frozen=True)
@@ -101,6 +126,11 @@ class Int8(Encoding):
 class TopK(Encoding):
     """Only the largest share of the changes, with their places; the rest waits.
 
+    Changes are ranked by two or three digits (bfloat16), and of equals the first is sent: weights
+    that read the same constant pixels change alike but for rounding, which would decide otherwise.
+    A change at the edge of a rank can still fall on either side of it on engines that round
+    differently; it is then sent a round later.
+
     >>> TopK(0.5).through(torch.tensor([1.0, -3.0, 0.5, 2.0]))
     (tensor([ 0., -3.,  0.,  2.]), 16)
     """
@@ -112,7 +142,12 @@ class TopK(Encoding):
 
     def encode(self, values: Tensor) -> Payload:
         count = min(max(math.ceil(self.share * len(values)), 1), len(values))
-        at = values.abs().topk(count).indices.sort().values
+        # What is not a number must arrive, so that it is refused.
+        rank = values.abs().bfloat16().float().nan_to_num(nan=math.inf, posinf=math.inf)
+        least = rank.topk(count).values[-1]
+        above = (rank > least).nonzero()[:, 0]
+        equal = (rank == least).nonzero()[: count - len(above), 0]
+        at = torch.cat([above, equal]).sort().values
         return {"values": values[at].numpy(), "at": at.numpy().astype(np.uint32)}
 
     def decode(self, payload: Payload, size: int) -> Tensor:

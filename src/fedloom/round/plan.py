@@ -16,6 +16,8 @@ from fedloom.errors import FedloomError
 from fedloom.kinds import Kind, Model, Sections, Sizes, Values, Weights
 from fedloom.layout import Columns
 from fedloom.method import FACTS, Method
+from fedloom.round.encode import Encoding, Float32
+from fedloom.select import Whole
 
 OWN = "own"  # the section of a client's second model
 OPTIMISER = "optimiser."  # in front of the names of what an optimiser remembers
@@ -32,6 +34,8 @@ class Plan:
     told: tuple[str, ...] = ()
     keeps: tuple[str, ...] = ()
     sends: tuple[str, ...] = ()
+    sends_choice: bool = False  # a sub-model's receiver can't know which channels it has
+    chosen_there: bool = False  # by the server, from what clients can't know
 
     @staticmethod
     def of(method: Method, sizes: Sizes, optimiser: Values | None = None) -> Plan:
@@ -56,7 +60,18 @@ class Plan:
             told=tuple(local.told),
             keeps=tuple(keeps),
             sends=tuple(local.sends),
+            sends_choice=not method.select.follows
+            and ("data" in method.select.needs or not method.topology.server),
+            chosen_there=not method.select.follows and "data" not in method.select.needs,
         )
+
+    def tells_choice(self, changes: bool) -> bool:
+        """Whether a client has to know which channels the server chose for it: to find those of
+        what it keeps, such as the rest of an encoding that sends `changes`. Otherwise its sub-model
+        is a model to it like any other."""
+        like_weights = any(self.sections[name].like_weights for name in self.keeps)
+        keeps = changes or like_weights or len(self.private) > 0
+        return self.chosen_there and not self.sends_choice and keeps
 
     def initial(self, sizes: Sizes, row: Tensor) -> Tensor:
         """A whole row before anybody has set anything; `row` is the initial model."""
@@ -97,12 +112,15 @@ class Line:
 
     name: str
     what: str
-    values: int | None = None
+    bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What leaves a client, what it is told, what stays with it, and what the server keeps."""
+    """What leaves a client, what it is told, what stays with it, and what the server keeps.
+
+    What travels has the bytes of the run's encoding, what stays those of the values themselves.
+    """
 
     leaves: tuple[Line, ...]
     told: tuple[Line, ...]
@@ -117,36 +135,46 @@ class Manifest:
     }
 
     @staticmethod
-    def of(method: Method, sizes: Sizes, plan: Plan) -> Manifest:
-        nodes = not method.topology.server
+    def of(method: Method, sizes: Sizes, plan: Plan, encoding: Encoding | None = None) -> Manifest:
+        nodes, written = not method.topology.server, encoding or Float32()
+        if method.silent:
+            written = Float32()
         return Manifest(
-            leaves=tuple(_leaves(method, sizes, plan)),
-            told=tuple(_told(method, sizes, plan)),
-            stays=tuple(_stays(method, sizes, plan)),
+            leaves=tuple(_leaves(method, sizes, plan, written)),
+            told=tuple(_told(method, sizes, plan, written)),
+            stays=tuple(_stays(method, sizes, plan, written)),
             server=() if nodes else tuple(_server(method, sizes, plan)),
         )
 
-    def plain(self, bytes_each: int = 4) -> dict[str, list[dict[str, str | int]]]:
+    def plain(self) -> dict[str, list[dict[str, str | int]]]:
         """As lists of words and numbers, for a file."""
         return {
             title: [
                 {"name": line.name, "what": line.what}
-                | ({} if line.values is None else {"bytes": line.values * bytes_each})
+                | ({} if line.bytes is None else {"bytes": line.bytes})
                 for line in getattr(self, field)
             ]
             for field, title in self.TITLES.items()
         }
 
 
-def _leaves(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
+_PLAIN = Float32()  # how values lie in memory
+
+
+def _leaves(method: Method, sizes: Sizes, plan: Plan, written: Encoding) -> Iterator[Line]:
+    beside = written if written.beside else _PLAIN
     if len(plan.columns):
         carries = "gradients of " if method.local.hands_back == "gradients" else ""
         what = carries + _part(method.mix.part)
-        if type(method.select).__name__ != "Whole":
+        if not isinstance(method.select, Whole):
             what += ", as far as its capacity lets it train it"
-        yield Line("model", what, len(plan.columns))
+        yield Line("model", what, written.size(len(plan.columns)))
+        if plan.sends_choice:
+            yield Line("choice", "which channels it trained, of each group a bit for every channel "
+                       "or the numbers of those chosen")  # fmt: skip
     for name in plan.sends:
-        yield Line(name, _kind(method.local.sends[name]), _size(method.local.sends[name], sizes))
+        kind = method.local.sends[name]
+        yield Line(name, _kind(kind), beside.size(_size(kind, sizes)))
     if len(plan.columns) or plan.sends:
         yield Line("samples, steps", f"n_k, the size of its '{method.local.weighs}' part, and the "
                    "number of steps it took")  # fmt: skip
@@ -155,42 +183,55 @@ def _leaves(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
             yield Line(fact, FACTS[fact][1])
     if method.first == "mean" and len(plan.private):
         why = "for the average that clients start from when they first take part"
-        yield Line("private part", why, len(plan.private))
+        yield Line("private part", why, _PLAIN.size(len(plan.private)))
     elif method.newcomer.needs_private and plan.personal:
         yield Line("private part", f"once, for newcomers ({type(method.newcomer).__name__})",
-                   len(plan.private))  # fmt: skip
+                   _PLAIN.size(len(plan.private)))  # fmt: skip
 
 
-def _told(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
+def _told(method: Method, sizes: Sizes, plan: Plan, written: Encoding) -> Iterator[Line]:
+    down = written if written.down else _PLAIN
     if len(plan.columns):
-        yield Line("model", _part(method.mix.part), len(plan.columns))
+        what = _part(method.mix.part)
+        if not isinstance(method.select, Whole) and "data" not in method.select.needs:
+            what += ", as far as its capacity lets it train it"
+        yield Line("model", what, down.size(len(plan.columns)))
+        if plan.tells_choice(written.changes):
+            yield Line("choice", "which channels it is to train")
     for name in plan.told:
-        yield Line(name, _kind(method.local.told[name]), _size(method.local.told[name], sizes))
+        kind = method.local.told[name]
+        yield Line(name, _kind(kind), down.size(_size(kind, sizes)))
+    if method.first == "mean" and len(plan.private):
+        yield Line("private part", "the average of all, once, when it first takes part",
+                   _PLAIN.size(len(plan.private)))  # fmt: skip
     if "public" in method.local.needs:
         yield Line("public", "the public images, once")
 
 
-def _stays(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
+def _stays(method: Method, sizes: Sizes, plan: Plan, written: Encoding) -> Iterator[Line]:
     yield Line("data", "all of its samples")
     if len(plan.private):
         whole = plan.private.everything
         part = "a model of its own" if whole else _part(f"not {method.mix.part}")
-        yield Line("private part", part, len(plan.private))
+        yield Line("private part", part, _PLAIN.size(len(plan.private)))
     for name in plan.keeps:
         section = plan.sections[name]
         what = "a second model, trained beside the shared one" if name == OWN else "client state"
-        yield Line(name, what, section.stop - section.start)
+        yield Line(name, what, _PLAIN.size(section.stop - section.start))
+    if written.changes and method.mix.home == "server" and len(plan.columns):
+        yield Line("rest", "what the encoding left out of its messages, which goes into the next",
+                   _PLAIN.size(len(plan.columns)))  # fmt: skip
     if not method.topology.server:
         yield from (Line(name, "what it remembers of others") for name in method.mix.memory)
 
 
 def _server(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
     if len(plan.columns) and method.mix.home == "server":
-        yield Line("model", _part(method.mix.part), len(plan.columns))
+        yield Line("model", _part(method.mix.part), _PLAIN.size(len(plan.columns)))
     for name, kind in method.mix.keeps.items():
-        yield Line(name, _kind(kind), _size(kind, sizes))
+        yield Line(name, _kind(kind), _PLAIN.size(_size(kind, sizes)))
     if "last" in method.select.needs:
-        yield Line("last", "what each client last sent", len(plan.columns))
+        yield Line("last", "what each client last sent", _PLAIN.size(len(plan.columns)))
     if any("public" in part.needs for part in (method.select, method.mix, method.local)):
         yield Line("public", "public images")
 

@@ -7,7 +7,7 @@ arrays that travel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
 
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import FedloomError
+from fedloom.mix.base import Traffic
 from fedloom.population import Population
 from fedloom.round.attack import Attack
-from fedloom.round.encode import Encoding, Float32
+from fedloom.round.encode import Encoding, Float32, choice, nbytes
 from fedloom.round.messages import Sent, Told
 from fedloom.round.plan import Plan
 from fedloom.round.screen import Refusal, Screen, refuse_heard
+from fedloom.select import Channels
 from fedloom.topology.base import LOST, Contacts
 
 #: where the models of senders were when the round began, for those who have to know
@@ -30,11 +32,17 @@ Starts = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Arrived:
-    """What came in: messages, the bytes that each of those sent took, and who was turned away."""
+    """What came in: messages, the bytes that each of those sent took, and who was turned away.
+
+    Among nodes a sender has a message for each that it meets: `skipped` counts those that were
+    turned away, `left` those that were let in.
+    """
 
     sent: Sent
     bytes: np.ndarray  # by message that was sent
+    left: int
     refused: tuple[Refusal, ...] = ()
+    skipped: int = 0
 
     def without(self, failed: np.ndarray, drop: bool) -> Arrived:
         """The same with those who diverged among the refused; `drop` what they sent."""
@@ -44,7 +52,13 @@ class Arrived:
             return self
         good = np.flatnonzero(~np.isin(self.sent.clients, failed) | (not drop))
         refused = sorted([*self.refused, *more], key=lambda refusal: refusal.client)
-        return replace(self, sent=self.sent.only(good), refused=tuple(refused))
+        return replace(
+            self,
+            sent=self.sent.only(good),
+            left=self.left - len(more) * drop,
+            refused=tuple(refused),
+            skipped=self.skipped + len(more),
+        )
 
 
 @dataclass
@@ -60,6 +74,7 @@ class Post:
     seed: int = 0
     gradients: bool = False
     nodes: bool = False
+    channels: Channels | None = None  # of the model, where sub-models are made of them
 
     def __post_init__(self) -> None:
         if self.nodes and self.encoding.changes and not self.encoding.whole:
@@ -69,6 +84,16 @@ class Post:
             )
         # What an encoding lost of a client's messages: its own, and added to the next one.
         self.lost = Population(self.plan.columns, self.plan.sections.layout.dtype)
+
+    @property
+    def owes(self) -> bool:
+        """Whether what the encoding loses of a message goes into the next one."""
+        return self.encoding.changes and not self.nodes
+
+    @property
+    def private(self) -> int:
+        """The bytes of a client's private part, where it leaves the client: as it is."""
+        return Float32().size(len(self.plan.private))
 
     def told(self, told: Told) -> Told:
         """What the clients get to read of what the server tells them."""
@@ -84,9 +109,24 @@ class Post:
         whole = encoding.through(told.model)[1]
         each = whole // max(len(told.model), 1)
         sizes = np.array([whole if i is None else each * len(i) for i in indexes], dtype=np.int64)
+        if self.plan.tells_choice(self.owes):
+            sizes += self._choices(indexes)
         for name, value in told.values.items():
             cut = [self._part_of(name, index) for index in indexes]
             sizes += np.array([encoding.through(value[at])[1] for at in cut], dtype=np.int64)
+        return sizes
+
+    def _choices(self, indexes: Sequence[Tensor | None]) -> np.ndarray:
+        """The bytes that tell which channels (of models without any: which values) each sub-model
+        has."""
+        columns, layout = self.plan.columns, self.plan.sections.layout
+        sizes = np.zeros(len(indexes), dtype=np.int64)
+        for i, index in enumerate(indexes):
+            if index is not None and self.channels is None:
+                sizes[i] = nbytes(choice([index.numpy()], [len(columns)]))
+            elif index is not None and self.channels is not None:
+                chosen = self.channels.kept(layout, columns.index[index])
+                sizes[i] = nbytes(choice(chosen, self.channels.sizes))
         return sizes
 
     def _part_of(self, name: str, index: Tensor | None) -> Tensor | EllipsisType:
@@ -104,7 +144,9 @@ class Post:
         if self.attack:
             sent = self.attack.spoil(sent, origin, self.bad, round, self.seed)
         sent, sizes = self._carried(sent, origin)
-        return Arrived(sent, sizes)
+        if self.plan.sends_choice:
+            sizes += self._choices(sent.indexes)
+        return Arrived(sent, sizes, left=len(sent.clients))
 
     def _carried(self, sent: Sent, origin: Tensor) -> tuple[Sent, np.ndarray]:
         """The messages as they are read, and the bytes that each took."""
@@ -121,7 +163,7 @@ class Post:
                       strict=True)]  # fmt: skip
             return sent, sizes + np.array(counts, dtype=np.int64) * sent.model.element_size()
         model = sent.model.clone()
-        changes = self.encoding.changes and not self.nodes
+        changes = self.owes
         lost = self.lost.compose(sent.clients, torch.zeros(self.plan.columns.width))
         lost = self.plan.columns.take(lost).clone()
         for i, index in enumerate(sent.indexes):
@@ -147,26 +189,49 @@ class Post:
             return arrived
         bad = [refusal.client for refusal in refused]
         good = np.flatnonzero(~np.isin(arrived.sent.clients, bad))
-        return replace(arrived, sent=arrived.sent.only(good), refused=tuple(refused))
+        return replace(
+            arrived,
+            sent=arrived.sent.only(good),
+            left=len(good),
+            refused=tuple(refused),
+            skipped=len(bad),
+        )
 
     def let_through(
         self, arrived: Arrived, own: Tensor, starts: Starts, contacts: Contacts
     ) -> tuple[Arrived, Contacts]:
-        """Messages from node to node that pass the receiver's door; the others are lost."""
+        """Who turns away whose model, where nodes meet; passed on by others, it does not come in
+        either."""
         assert contacts.edges is not None
-        edges = contacts.edges
-        late = np.zeros(2 * len(edges), np.int64) if contacts.late is None else contacts.late
-        refused: dict[int, Refusal] = {}
-        sender = np.concatenate([edges[:, 0], edges[:, 1]])
-        receiver = np.concatenate([edges[:, 1], edges[:, 0]])
-        for at, refusal in refuse_heard(self.screen, arrived.sent, own, starts, sender, receiver):
-            late = late.copy() if not refused else late
-            late[at] = LOST
-            refused[refusal.client] = refusal
+        refused: list[tuple[int, int]] = []
+        why: dict[int, Refusal] = {}
+        skipped = 0
+        heard = refuse_heard(self.screen, arrived.sent, own, starts, contacts.edges)
+        for node, refusal, meets in heard:
+            refused.append((node, refusal.client))
+            if meets:
+                why[refusal.client] = refusal
+                skipped += 1
+        _, sender, receiver, late = contacts.messages()
+        there = late != LOST
+        told = set(zip(receiver[there].tolist(), sender[there].tolist(), strict=True))
+        ordered = tuple(why[client] for client in sorted(why))
+        left = len(told - set(refused))
+        arrived = replace(arrived, refused=ordered, skipped=skipped, left=left)
         if not refused:
             return arrived, contacts
-        ordered = tuple(refused[client] for client in sorted(refused))
-        return replace(arrived, refused=ordered), replace(contacts, late=late)
+        pairs = np.array(sorted(refused), dtype=np.int64)
+        return arrived, replace(contacts, refused=pairs)
+
+    def exchanged(self, traffic: Traffic, arrived: Arrived) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes that each node sent to others and got."""
+        each = self.bytes_per_value(arrived)
+
+        def size(values: np.ndarray, numbers: np.ndarray | None) -> np.ndarray:
+            models = np.ceil(np.asarray(values) * each).astype(np.int64)
+            return models if numbers is None else models + 4 * numbers.astype(np.int64)
+
+        return size(traffic.up, traffic.numbers_up), size(traffic.down, traffic.numbers_down)
 
     def bytes_per_value(self, arrived: Arrived) -> float:
         """What a value took on the way, in the mean of this round's messages."""

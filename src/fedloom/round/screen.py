@@ -6,6 +6,7 @@ run asks for it, a change of a size that is usual in this round.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -73,42 +74,39 @@ class Screen:
 
 
 def refuse_heard(
-    screen: Screen,
-    sent: Sent,
-    own: Tensor,
-    starts: Callable[[], Tensor],
-    sender: np.ndarray,
-    receiver: np.ndarray,
-) -> Iterator[tuple[int, Refusal]]:
-    """Among nodes: messages that their receivers turn away, by position in `sender`.
+    screen: Screen, sent: Sent, own: Tensor, starts: Callable[[], Tensor], edges: np.ndarray
+) -> Iterator[tuple[int, Refusal, bool]]:
+    """Among nodes that meet: who turns away whose model, and whether it meets that node.
 
     A node measures what it hears by how far that is from its own model, relative to the lower
-    median of that and of its own change in the round: it can't know what others heard.
+    median of that for those it meets and of its own change in the round: it can't know what others
+    heard. The bound that it finds so is also that for models which come through others.
     """
     bad = set(unsound(sent.model))
     if screen.bound is None and not bad:
         return
-    began = starts() if screen.bound is not None else own
-    place = {int(client): i for i, client in enumerate(sent.clients)}
-    for node in np.unique(receiver):
-        me = place[int(node)]
-        at = np.flatnonzero(receiver == node)
-        far = {}
-        for k in at.tolist():
-            i = place[int(sender[k])]
-            if i in bad:
-                yield int(k), Refusal(int(sender[k]), "it holds NaN or infinite values")
-            elif screen.bound is not None:
-                far[int(k)] = float((sent.model[i].double() - own[me].double()).norm())
-        if screen.bound is None or not far:
+    nodes = sent.clients
+    place = np.searchsorted(nodes, edges)
+    meets = np.zeros((len(nodes), len(nodes)), dtype=bool)
+    meets[place[:, 0], place[:, 1]] = meets[place[:, 1], place[:, 0]] = True
+    for me, i in itertools.product(range(len(nodes)), sorted(bad)):
+        if me != i:
+            refusal = Refusal(int(nodes[i]), "it holds NaN or infinite values")
+            yield int(nodes[me]), refusal, bool(meets[me, i])
+    if screen.bound is None:
+        return
+    change = (own.double() - starts().double()).norm(dim=1).numpy()
+    good = np.array([i for i in range(len(nodes)) if i not in bad], dtype=np.int64)
+    apart = torch.cdist(own.double(), sent.model[torch.from_numpy(good)].double()).numpy()
+    for me, node in enumerate(nodes):
+        met, far = meets[me, good], apart[me]
+        if not met.any():
             continue
-        change = float((own[me].double() - began[me].double()).norm())
-        usual = sorted([change, *far.values()])[len(far) // 2]
+        usual = np.sort(np.append(far[met], change[me]))[met.sum() // 2]
         limit = screen.bound * usual if screen.relative else screen.bound
-        for k, norm in far.items():
-            if norm > limit:
-                reason = f"it is {norm:.3g} from what it met, and the bound is {limit:.3g}"
-                yield k, Refusal(int(sender[k]), reason)
+        for k in np.flatnonzero((far > limit) & (good != me)):
+            reason = f"it is {far[k]:.3g} from what it met, and the bound is {limit:.3g}"
+            yield int(node), Refusal(int(nodes[good[k]]), reason), bool(met[k])
 
 
 def unsound(rows: Tensor) -> list[int]:

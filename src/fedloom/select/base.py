@@ -75,6 +75,7 @@ class Select:
     without, on the server. `public` and `labels` are the public set, of which it wants
     `public_samples`; `last` is what the client last sent, which the server then keeps. `cuts`: it
     chooses among the model's channels. `nested`: a smaller choice is always part of a larger one.
+    `follows`: the choice follows from capacity and round, so that no message has to tell it.
     `measures`: the client's data tell, for the record only, what the choice leaves out.
     `model_options` are what it needs the model to be built with.
     """
@@ -84,6 +85,7 @@ class Select:
     public_samples: int = 0
     cuts: bool = False
     nested: bool = False
+    follows: bool = False
     model_options: Mapping[str, Any] = {}
 
     def fitted(self, module: nn.Module, strongest: float) -> Mapping[str, Any]:
@@ -105,6 +107,8 @@ class Select:
 @dataclass(frozen=True)
 class Whole(Select):
     """Everybody trains everything."""
+
+    follows = True
 
     def choose(self, ask: Ask) -> Selection | None:
         return None

@@ -133,21 +133,21 @@ class Channels:
         return torch.from_numpy(np.concatenate(out))
 
     def kept(self, layout: Layout, index: Tensor) -> list[np.ndarray]:
-        """The channels of a sub-model, from its columns: the reverse of `index`."""
+        """The channels of a sub-model, from its columns, or from those of some layers: the reverse
+        of `index`."""
         there = np.zeros(layout.size, dtype=bool)
         there[index.numpy()] = True
         row = torch.from_numpy(there)
-        found: list[np.ndarray | None] = [None] * len(self.groups)
+        found = [np.empty(0, dtype=np.int64) for _ in self.groups]
         for entry in layout.entries:
             for i, dim in enumerate(self.dims[entry.tensor]):
                 for j, factor in enumerate(dim):
-                    if factor.group is None or found[factor.group] is not None:
+                    if factor.group is None or len(found[factor.group]):
                         continue
                     some = entry.view(row).movedim(i, 0).reshape(entry.shape[i], -1).any(1)
                     some = some.view([f.size for f in dim]).movedim(j, 0)
                     found[factor.group] = np.flatnonzero(some.reshape(factor.size, -1).any(1))
-        return [np.arange(g.size) if f is None else f
-                for g, f in zip(self.groups, found, strict=True)]  # fmt: skip
+        return found
 
     def build(self, counts: Sequence[int], scale: float = 1.0) -> nn.Module:
         """A module that has so many channels of each group; `scale` multiplies the outputs of its

@@ -36,6 +36,7 @@ class Prefix(Select):
     budget: Literal["parameters", "macs", "blocks"] = "parameters"
 
     model_options = MappingProxyType({"exits": True})
+    follows = True
 
     def choose(self, ask: Ask) -> Selection | None:
         module = ask.module

@@ -90,6 +90,7 @@ class Ordered(Width):
     """HeteroFL, FjORD: the first channels, always the same."""
 
     nested = True
+    follows = True
 
     def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
         return [np.arange(k) for k in counts]
@@ -107,6 +108,8 @@ class Random(Width):
 @dataclass(frozen=True)
 class Rolling(Width):
     """FedRolex: a window that moves by one channel every round and wraps around."""
+
+    follows = True
 
     def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
         first = ask.round - 1

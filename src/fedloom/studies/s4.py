@@ -2,10 +2,12 @@
 
 The source gives neither its network nor its mobility. Here it is LeNet (two 5×5 convolutions of 6
 and 16 channels, 120-84-10; an MLP on digits), and the preset is the side of the square that nodes
-walk in, with range 100, speeds 3 to 7, pauses of 10 and 10 steps a round: at 1000, 50 nodes meet
-some two others a round; at 2000 hardly anybody meets. All meetings of a round are one exchange; in
-the source they come one after another, which gives feddom more to combine. `mlp-1000` is
-`area-1000` with an MLP of 100 hidden units in place of LeNet, in a tenth of the time.
+walk in, with range 100, speeds 3 to 7, pauses of 10 and 10 steps a round, at each of which those in
+range meet. At 1000, 50 nodes meet some three others a round; at 2000 hardly anybody meets.
+`mlp-1000` is `area-1000` with an MLP of 100 hidden units in place of LeNet, in a tenth of the time.
+
+Relaying gives feddom more models than one-hop exchange gives P2P FedAvg and WAFL, so these are also
+run with the same relay: what is then left of a lead is the dominating set's.
 """
 
 from __future__ import annotations
@@ -18,15 +20,28 @@ import numpy as np
 from fedloom.experiment.result import Result
 from fedloom.experiment.study import Ask, Cell, Picture, Results, Study, Table, spread
 
-LABELS = {"p2p-fedavg": "P2P FedAvg", "wafl": "WAFL", "feddom": "feddom"}
+#: label, method and settings by name: those that meet, and the lower and upper lines
+MEETING: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "p2p-fedavg": ("P2P FedAvg", "p2p-fedavg", {}),
+    "wafl": ("WAFL", "wafl", {}),
+    "feddom": ("feddom", "feddom", {}),
+    "p2p-relay": ("P2P FedAvg, relay", "p2p-fedavg", {"relay": True}),
+    "wafl-relay": ("WAFL, relay", "wafl", {"relay": True}),
+}
+ROWS = {
+    "local": ("local", "local", {}),
+    **MEETING,
+    "fedavg": ("FedAvg, a server", "fedavg", {}),
+}
+PUBLISHED = ("p2p-fedavg", "wafl", "feddom")  # with numbers in the source
 NODES = {"digits": (20, 40)}  # the others: the source's
 MODEL = {"digits": "mlp"}
 RATE = {"digits": 0.01}  # the source's 0.001 is for its larger data sets
 THETA = {"cifar10": 0.2, "digits": 0.2}
 ALPHAS = (0.1, 0.5, 1.0, 100.0)
 ROUNDS, QUICK = 100, 10
+AREAS = (250, 500, 1000, 2000)
 RECENT = 3
-LATELY = {"links": RECENT, "forget": RECENT}  # where only the last rounds count
 #: accuracy of P2P FedAvg, WAFL and the proposed method, for 50 and 100 nodes (table 3)
 SOURCE = {
     ("cifar10", 50): (0.361, 0.303, 0.424),
@@ -46,20 +61,29 @@ class _S4(Study):
     """What the studies share: a run of a method with so many nodes and this skew."""
 
     data: ClassVar[tuple[str, ...]] = ("mnist", "fashion-mnist", "cifar10", "digits")
-    presets = ("area-1000", "area-500", "area-2000", "mlp-1000", "mlp-500", "mlp-2000")
+    presets: ClassVar[tuple[str, ...]] = (
+        "area-1000",
+        "area-500",
+        "area-2000",
+        "mlp-1000",
+        "mlp-500",
+        "mlp-2000",
+    )
 
     def _cell(
-        self, ask: Ask, method: str, nodes: int, alpha: float = 0.5, name: str = "", **more: Any
-    ) -> Cell:
-        """A run, under the name of its method or another, with more settings."""
+        self, ask: Ask, row: tuple[str, str, Mapping[str, Any]], name: str, nodes: int,
+        alpha: float = 0.5, side: float | None = None,
+    ) -> Cell:  # fmt: skip
+        """A run of a method with its own settings, under this name."""
+        _, method, more = row
         rounds = QUICK if ask.scale == "quick" else ROUNDS
-        kind, _, side = ask.preset.partition("-")
+        kind, _, area = ask.preset.partition("-")
         settings: dict[str, Any] = {
             "data": ask.data,
             "model": "mlp" if kind == "mlp" else MODEL.get(ask.data, "lenet"),
             "clients": nodes,
             "partition": f"dirichlet:{alpha:g}",
-            "topology": f"waypoint,area={side}",
+            "participation": 1.0,
             "rounds": rounds,
             # All nodes' models are scored on the whole common test set: with 100 of them, an
             # evaluation takes as long as two rounds.
@@ -70,9 +94,11 @@ class _S4(Study):
             "lr": RATE.get(ask.data, 0.001),
             "momentum": 0.9,
         }
+        if method not in ("local", "fedavg"):
+            settings["topology"] = f"waypoint,area={side or area}"
         if method == "feddom":
             settings |= {"theta": THETA.get(ask.data, 0.3), "balance": 0.4, "delta": 0.7}
-        return Cell(_name(name or method, nodes, alpha), method, settings | more)
+        return Cell(_name(name, nodes, alpha), method, settings | dict(more))
 
 
 def _name(method: str, nodes: int, alpha: float = 0.5) -> str:
@@ -85,12 +111,14 @@ def _nodes(ask: Ask) -> tuple[int, int]:
 
 def _mean(runs: Sequence[Result], column: str, digits: int = 3) -> str:
     """The last score, mean and (of several) spread over seeds."""
+    if any(column not in r.evaluations for r in runs):
+        return "–"
     return spread([float(r.evaluations[column].iloc[-1]) for r in runs], digits)
 
 
 def _over(runs: Sequence[Result], column: str, digits: int) -> str:
     """The mean over all rounds and seeds."""
-    values = [float(r.rounds[column].mean()) for r in runs]
+    values = [float(r.rounds[column].mean()) for r in runs if column in r.rounds]
     return f"{np.mean(values):.{digits}f}" if values else "–"
 
 
@@ -104,38 +132,32 @@ def _curves(results: Results, cells: Mapping[str, str]) -> dict[str, list[Any]]:
 
 
 class S4Table(_S4):
-    """Three methods with 50 and 100 nodes, and feddom with links that do not last."""
+    """The methods with 50 and 100 nodes, with and without relay, between local training and FedAvg
+    with a server."""
 
     name = "s4-table"
-    title = "Learning without a server: the comparison (S4 table 3, figures 2, 3 and 6)"
-
-    labels: ClassVar[Mapping[str, str]] = {
-        **LABELS,
-        "feddom-recent": f"feddom, last {RECENT} rounds",
-    }
+    title = "Learning without a server: the comparison (S4 table 3, figures 2, 3 and 5-7)"
 
     def cells(self, ask: Ask) -> list[Cell]:
-        out = []
-        for nodes in _nodes(ask):
-            out += [self._cell(ask, method, nodes) for method in LABELS]
-            out.append(self._cell(ask, "feddom", nodes, name="feddom-recent", **LATELY))
-        return out
+        return [
+            self._cell(ask, row, name, nodes) for nodes in _nodes(ask) for name, row in ROWS.items()
+        ]
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
         heads = ["nodes", "method", "accuracy", "source", "own data", "loss", "similarity",
-                 "MB sent", "nodes met", "isolated"]  # fmt: skip
+                 "models known", "members", "MB sent", "nodes met", "isolated"]  # fmt: skip
         rows = []
         for nodes in _nodes(ask):
-            theirs = dict(zip(LABELS, SOURCE.get((ask.data, nodes), ()), strict=False))
-            for method, label in self.labels.items():
-                runs = results.get(_name(method, nodes), ())
+            theirs = dict(zip(PUBLISHED, SOURCE.get((ask.data, nodes), ()), strict=False))
+            for name, (label, *_) in ROWS.items():
+                runs = results.get(_name(name, nodes), ())
                 sent = [r.summary["bytes_up"] / 1e6 for r in runs]
                 rows.append([
                     str(nodes), label, _mean(runs, "test_accuracy"),
-                    f"{theirs[method]:.3f}" if method in theirs else "–", _mean(runs, "macro"),
-                    _mean(runs, "test_loss"), _mean(runs, "similarity"),
-                    f"{np.mean(sent):.0f}" if sent else "–", _over(runs, "degree", 2),
-                    _over(runs, "isolated", 3),
+                    f"{theirs[name]:.3f}" if name in theirs else "–", _mean(runs, "macro"),
+                    _mean(runs, "test_loss"), _mean(runs, "similarity"), _over(runs, "known", 1),
+                    _over(runs, "dominating", 1), f"{np.mean(sent):.0f}" if sent else "–",
+                    _over(runs, "degree", 2), _over(runs, "isolated", 3),
                 ])  # fmt: skip
         return [
             Table(f"Mean accuracy of the nodes on the common test set, {ask.data}", heads, rows)
@@ -143,12 +165,44 @@ class S4Table(_S4):
 
     def pictures(self, ask: Ask, results: Results) -> list[Picture]:
         panels = {"test_accuracy": "common test set", "macro": "nodes' own test data",
-                  "test_loss": "loss on the common test set"}  # fmt: skip
+                  "test_loss": "loss on the common test set",
+                  "similarity": "similarity of the nodes' models"}  # fmt: skip
         return [
             Picture(f"rounds-{nodes}", f"{ask.data}, {nodes} nodes", panels,
-                    _curves(results, {_name(m, nodes): label for m, label in self.labels.items()}))
+                    _curves(results, {_name(n, nodes): row[0] for n, row in ROWS.items()}))
             for nodes in _nodes(ask)
         ]  # fmt: skip
+
+
+class S4Mobility(_S4):
+    """How often nodes meet."""
+
+    name = "s4-mobility"
+    title = "Learning without a server: mobility, from the crowd to hardly anybody"
+    presets = ("mlp", "lenet")
+
+    def cells(self, ask: Ask) -> list[Cell]:
+        nodes = _nodes(ask)[0]
+        return [
+            self._cell(ask, row, f"{name}-area{area}", nodes, side=area)
+            for area in AREAS
+            for name, row in MEETING.items()
+        ]
+
+    def tables(self, ask: Ask, results: Results) -> list[Table]:
+        nodes, rows = _nodes(ask)[0], []
+        for area in AREAS:
+            cells = {name: _name(f"{name}-area{area}", nodes) for name in MEETING}
+            runs = [results.get(cell, ()) for cell in cells.values()]
+            relay = results.get(cells["p2p-relay"], ())
+            met = next((some for some in runs if some), ())
+            rows.append([
+                str(area), _over(met, "degree", 1), _over(met, "isolated", 3),
+                _over(relay, "known", 1), *(_mean(some, "test_accuracy") for some in runs),
+            ])  # fmt: skip
+        heads = ["area", "nodes met", "isolated", "known with relay",
+                 *(label for label, *_ in MEETING.values())]  # fmt: skip
+        return [Table(f"Accuracy on the common test set, {ask.data}, {nodes} nodes", heads, rows)]
 
 
 class S4Alpha(_S4):
@@ -159,25 +213,29 @@ class S4Alpha(_S4):
 
     def cells(self, ask: Ask) -> list[Cell]:
         nodes = _nodes(ask)[0]
-        return [self._cell(ask, method, nodes, alpha) for alpha in ALPHAS for method in LABELS]
+        return [
+            self._cell(ask, row, name, nodes, alpha)
+            for alpha in ALPHAS
+            for name, row in MEETING.items()
+        ]
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
         nodes = _nodes(ask)[0]
         rows = [
-            [f"{alpha:g}", *(_mean(results.get(_name(m, nodes, alpha), ()), "test_accuracy")
-                             for m in LABELS)]
+            [f"{alpha:g}", *(_mean(results.get(_name(name, nodes, alpha), ()), "test_accuracy")
+                             for name in MEETING)]
             for alpha in ALPHAS
         ]  # fmt: skip
         title = f"Accuracy by Dirichlet's α, {ask.data}, {nodes} nodes"
-        return [Table(title, ["α", *LABELS.values()], rows)]
+        return [Table(title, ["α", *(label for label, *_ in MEETING.values())], rows)]
 
     def pictures(self, ask: Ask, results: Results) -> list[Picture]:
         nodes = _nodes(ask)[0]
         return [
-            Picture(f"alpha-{method}", f"{label} on {ask.data}",
+            Picture(f"alpha-{name}", f"{label} on {ask.data}",
                     {"test_accuracy": f"{label}: common test set"},
-                    _curves(results, {_name(method, nodes, a): f"α = {a:g}" for a in ALPHAS}))
-            for method, label in LABELS.items()
+                    _curves(results, {_name(name, nodes, a): f"α = {a:g}" for a in ALPHAS}))
+            for name, (label, *_) in MEETING.items()
         ]  # fmt: skip
 
 
@@ -188,7 +246,7 @@ class S4DomSet(_S4):
     title = "Learning without a server: size of the dominating set (S4 figure 5)"
 
     def cells(self, ask: Ask) -> list[Cell]:
-        return [self._cell(ask, "feddom", nodes) for nodes in _nodes(ask)]
+        return [self._cell(ask, MEETING["feddom"], "feddom", nodes) for nodes in _nodes(ask)]
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
         rows = []
@@ -222,18 +280,23 @@ class S4Similarity(_S4):
     alike = 0.99
 
     def cells(self, ask: Ask) -> list[Cell]:
-        return [self._cell(ask, method, nodes) for nodes in _nodes(ask) for method in LABELS]
+        return [
+            self._cell(ask, row, name, nodes)
+            for nodes in _nodes(ask)
+            for name, row in MEETING.items()
+        ]
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
         rows = []
         for nodes in _nodes(ask):
-            for method, label in LABELS.items():
+            for method, (label, *_) in MEETING.items():
                 runs = results.get(_name(method, nodes), ())
                 theirs = SOURCE_ALIKE.get(nodes, "–") if method == "feddom" else "–"
                 rows.append([str(nodes), label, _mean(runs, "similarity"), self._first(runs),
                              str(theirs)])  # fmt: skip
         heads = ["nodes", "method", "similarity at the end", f"round of {self.alike}", "source"]
-        return [Table(f"Mean cosine similarity of all pairs of models, {ask.data}", heads, rows)]
+        title = f"Mean cosine of how all pairs of models moved from the start, {ask.data}"
+        return [Table(title, heads, rows)]
 
     def _first(self, runs: Sequence[Result]) -> str:
         """The first scored round in which models are alike, a mean over seeds."""
@@ -247,56 +310,58 @@ class S4Similarity(_S4):
         return [
             Picture(f"similarity-{nodes}", f"{ask.data}, {nodes} nodes",
                     {"similarity": f"{nodes} nodes: mean cosine of all pairs"},
-                    _curves(results, {_name(m, nodes): label for m, label in LABELS.items()}))
+                    _curves(results, {_name(m, nodes): row[0] for m, row in MEETING.items()}))
             for nodes in _nodes(ask)
         ]  # fmt: skip
 
 
 class S4Why(_S4):
-    """Where feddom stands behind the baselines: links, age, step, or who is known?"""
+    """What each part of feddom brings, taken away one at a time."""
 
     name = "s4-why"
-    title = "Learning without a server: what holds feddom back"
-    data = ("digits", "mnist")
-    #: label, method and settings by cell
+    title = "Learning without a server: what each part of feddom brings"
     variants: ClassVar[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
-        "p2p-fedavg": ("P2P FedAvg", "p2p-fedavg", {}),
-        "wafl": ("WAFL", "wafl", {}),
-        "feddom": ("feddom", "feddom", {}),
-        "links-1": ("feddom, links=1", "feddom", {"links": 1}),
-        "links": (f"feddom, links={RECENT}", "feddom", {"links": RECENT}),
-        "forget": (f"feddom, links=forget={RECENT}", "feddom", LATELY),
-        "delta": ("feddom, δ=0.3", "feddom", {"delta": 0.3}),
-        **{
-            f"{method}-complete": (f"{label}, complete graph", method, {"topology": "complete"})
-            for method, label in LABELS.items()
-        },
-    }
+        **{name: row for name, row in MEETING.items() if name.endswith("-relay")},
+        "feddom": MEETING["feddom"],
+        "all": ("feddom, all that was heard", "feddom", {"members": "all"}),
+        "equal": ("feddom, equal shares", "feddom", {"weigh": "equal"}),
+        "size": ("feddom, shares by size", "feddom", {"weigh": "size"}),
+        "cosine": ("feddom, λ=1 (cosine)", "feddom", {"balance": 1.0}),
+        "pearson": ("feddom, λ=0 (Pearson)", "feddom", {"balance": 0.0}),
+        "theta-0": ("feddom, θ=0", "feddom", {"theta": 0.0}),
+        "theta-1": ("feddom, θ=1", "feddom", {"theta": 1.0}),
+        "delta-1": ("feddom, δ=1", "feddom", {"delta": 1.0}),
+        "memory": (
+            f"feddom, {RECENT} earlier rounds", "feddom", {"forget": RECENT, "links": RECENT},
+        ),
+    }  # fmt: skip
 
     def cells(self, ask: Ask) -> list[Cell]:
         nodes = _nodes(ask)[0]
-        return [
-            self._cell(ask, method, nodes, name=name, **more)
-            for name, (_, method, more) in self.variants.items()
-        ]
+        return [self._cell(ask, row, name, nodes) for name, row in self.variants.items()]
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
         nodes, rows = _nodes(ask)[0], []
-        for name, (label, method, _) in self.variants.items():
+        whole = results.get(_name("feddom", nodes), ())
+        for name, (label, *_) in self.variants.items():
             runs = results.get(_name(name, nodes), ())
-            knows = runs if method == "feddom" else ()
+            gains = [
+                float(one.evaluations["test_accuracy"].iloc[-1])
+                - float(other.evaluations["test_accuracy"].iloc[-1])
+                for one, other in zip(runs, whole, strict=False)
+            ]
             rows.append([
-                label, _mean(runs, "test_accuracy"), _over(knows, "known", 1),
-                _over(knows, "dominating", 1), _over(knows, "age", 1), _mean(runs, "similarity"),
+                label, _mean(runs, "test_accuracy"), spread(gains, 3, "+"), _over(runs, "known", 1),
+                _over(runs, "dominating", 1), _over(runs, "age", 1), _mean(runs, "similarity"),
                 _over(runs, "degree", 2),
             ])  # fmt: skip
-        heads = ["method", "accuracy", "known nodes", "members", "age of their models",
-                 "similarity", "nodes met"]  # fmt: skip
+        heads = ["method", "accuracy", "against feddom", "known nodes", "members",
+                 "age of their models", "similarity", "nodes met"]  # fmt: skip
         title = f"Accuracy on the common test set and what nodes combine, {ask.data}, {nodes} nodes"
         return [Table(title, heads, rows)]
 
     def pictures(self, ask: Ask, results: Results) -> list[Picture]:
         nodes = _nodes(ask)[0]
         labels = {_name(name, nodes): label for name, (label, *_) in self.variants.items()}
-        panels = {"test_accuracy": "common test set", "similarity": "mean cosine of all pairs"}
+        panels = {"test_accuracy": "common test set", "similarity": "similarity of the models"}
         return [Picture("why", f"{ask.data}, {nodes} nodes", panels, _curves(results, labels))]

@@ -12,7 +12,8 @@ from fedloom.topology.network import Described, options, read
 
 
 class Faults(Described):
-    """Chances of faults, all drawn from streams named by the round."""
+    """Chances of faults, all drawn from streams named by the round. What was lost is sent again if
+    the two meet at a later step of the round."""
 
     fail: float = Field(0, ge=0, le=1, description="chance that a node fails in a round")
     back: float = Field(0.5, gt=0, le=1, description="chance that a failed node comes back")

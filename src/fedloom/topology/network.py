@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.topology.base import Stream
+from fedloom.topology.base import Stream, pairs, stepped
 
 
 class Described(BaseModel):
@@ -28,7 +28,7 @@ class Described(BaseModel):
 
 
 class Network(Described):
-    """Pairs of nodes that are linked in a round."""
+    """Pairs of nodes that are linked in a round, and when they meet."""
 
     name: ClassVar[str]
     about: ClassVar[str]
@@ -38,10 +38,19 @@ class Network(Described):
         """The links of this round: pairs (a, b) with a < b, each once, in order."""
         raise NotImplementedError
 
+    def meetings(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        """Who meets whom and when: rows (step, a, b) in the order of time; all at one step, unless
+        the network knows better."""
+        return stepped(1, self.edges(round, nodes, stream))
+
     def positions(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
         """Where to draw each node at the end of the round: on a circle, unless it has a place."""
         angle = 2 * np.pi * np.arange(nodes) / nodes
         return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+    def places_at(self, round: int, step: int, nodes: int, stream: Stream) -> np.ndarray:
+        """Where to draw each node at a step of the round."""
+        return self.positions(round, nodes, stream)
 
     @property
     def fingerprint(self) -> str:
@@ -54,18 +63,20 @@ class Network(Described):
         return -1.1, 1.1
 
 
-def pairs(edges: np.ndarray, nodes: int) -> np.ndarray:
-    """Links in any order and direction as pairs (a, b) with a < b, each once, sorted.
+class Fixed(Network):
+    """A network that stands still: its links are there at each of `hops` steps of a round, so that
+    what one node tells can come that far within the round, where it is passed on."""
 
-    >>> pairs(np.array([[2, 1], [1, 2], [0, 0], [0, 2]]), 3).tolist()
-    [[0, 2], [1, 2]]
-    """
-    low, high = edges.min(axis=1), edges.max(axis=1)
-    codes = np.unique((low * nodes + high)[low < high])
-    return np.stack([codes // nodes, codes % nodes], axis=1)
+    hops: int = Field(
+        1, ge=1, le=10**6, description="steps of a round, in each of which all linked nodes meet"
+    )
+
+    def meetings(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        edges = self.edges(round, nodes, stream)
+        return np.concatenate([stepped(step, edges) for step in range(1, self.hops + 1)])
 
 
-class Ring(Network):
+class Ring(Fixed):
     """Every node is linked to the next one, the last to the first."""
 
     name = "ring"
@@ -76,7 +87,7 @@ class Ring(Network):
         return pairs(np.stack([here, (here + 1) % nodes], axis=1), nodes)
 
 
-class Complete(Network):
+class Complete(Fixed):
     """Everybody is linked to everybody."""
 
     name = "complete"
@@ -86,7 +97,7 @@ class Complete(Network):
         return np.stack(np.triu_indices(nodes, 1), axis=1)
 
 
-class Hub(Network):
+class Hub(Fixed):
     """Node 0 is linked to all others. It is a node with data of its own, not a server."""
 
     name = "star"
@@ -97,7 +108,7 @@ class Hub(Network):
         return np.stack([np.zeros_like(others), others], axis=1)
 
 
-class Grid(Network):
+class Grid(Fixed):
     """Nodes in rows of `width`, each linked to the next ones right and below."""
 
     name = "grid"
@@ -123,7 +134,7 @@ class Grid(Network):
         return 2 * place / max(width - 1, rows - 1, 1) - 1
 
 
-class ErdosRenyi(Network):
+class ErdosRenyi(Fixed):
     """Every pair is linked with the same chance, drawn once for the run."""
 
     name = "erdos-renyi"
@@ -137,7 +148,7 @@ class ErdosRenyi(Network):
         return every[stream("graph", round=0).random(len(every)) < self.chance]
 
 
-class WattsStrogatz(Network):
+class WattsStrogatz(Fixed):
     """A small world: a ring of near neighbours with some links led elsewhere."""
 
     name = "watts-strogatz"
@@ -177,7 +188,7 @@ class FromFile(Network):
         return f"{zlib.crc32(Path(self.file).read_bytes()):08x}"
 
 
-class EdgeList(FromFile):
+class EdgeList(FromFile, Fixed):
     """Links read from a CSV file: two nodes in a line (see `numbered`). A heading above numbers is
     skipped; among names it can't be told from a link, so there it must begin with #."""
 

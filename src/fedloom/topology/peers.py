@@ -36,7 +36,7 @@ def network(text: str) -> Network:
     """The network that a line of text describes.
 
     >>> network("erdos-renyi:0.2"), network("waypoint,area=500").area
-    (ErdosRenyi(chance=0.2), 500.0)
+    (ErdosRenyi(hops=1, chance=0.2), 500.0)
     """
     head, *words = text.split(",")
     name, colon, argument = head.partition(":")
@@ -52,7 +52,7 @@ def network(text: str) -> Network:
 
 @dataclass(frozen=True)
 class Peers(Topology):
-    """Nodes that exchange models with those they are linked to in the round.
+    """Nodes that exchange models with those they meet in the round, one meeting after another.
 
     In the first `self_training` rounds everybody trains alone; with `alone` off, a node that meets
     nobody in a round does not train in it. Participation below one lets only some nodes, drawn
@@ -80,14 +80,14 @@ class Peers(Topology):
         there = np.zeros(clients, dtype=bool)
         there[drawn] = up[drawn]
         present = np.flatnonzero(there)
-        edges = np.empty((0, 2), dtype=np.int64)
+        meetings = np.empty((0, 3), dtype=np.int64)
         if round > self.self_training:
-            edges = self.network.edges(round, clients, stream)
-            edges = edges[there[edges].all(axis=1)]
+            meetings = self.network.meetings(round, clients, stream)
+            meetings = meetings[there[meetings[:, 1:]].all(axis=1)]
         if not self.alone and round > self.self_training:
             met = np.zeros(clients, dtype=bool)
-            met[edges.ravel()] = True
+            met[meetings[:, 1:].ravel()] = True
             there &= met
-        late = self.faults.messages(2 * len(edges), stream)
+        late = self.faults.messages(2 * len(meetings), stream)
         forgotten = np.flatnonzero(back & (self.faults.state == "lost"))
-        return Contacts(np.flatnonzero(there), edges, late, forgotten, present)
+        return Contacts(np.flatnonzero(there), meetings, late, forgotten, present)

@@ -8,15 +8,16 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.errors import FedloomError
-from fedloom.topology.base import Stream
-from fedloom.topology.network import FromFile, enough, numbered, pairs, stamped, table
+from fedloom.topology.base import Stream, pairs
+from fedloom.topology.network import FromFile, enough, numbered, stamped, table
 
 _MOST_WINDOWS = 2**53  # beyond it, numbers of rounds would be rounded
 
 
 class Trace(FromFile):
     """Round t sees the contacts of the t-th window of `every` units of time, counted from the first
-    contact; when the trace has ended it begins again. Nodes are as in `numbered`."""
+    contact, with a step for every time at which somebody meets; when the trace has ended it begins
+    again. Nodes are as in `numbered`."""
 
     name = "trace"
     about = "contacts from a CSV file: time,node,node"
@@ -25,16 +26,22 @@ class Trace(FromFile):
     every: float = Field(1, gt=0, description="time that a round takes, in the file's unit")
 
     def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
-        windows, links = _contacts(*stamped(self.file), self.every)
+        return pairs(self.meetings(round, nodes, stream)[:, 1:], nodes)
+
+    def meetings(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        windows, times, links = _contacts(*stamped(self.file), self.every)
         enough(self.file, links, nodes)
         now = (round - 1) % (windows[-1] + 1)
         first, last = np.searchsorted(windows, [now, now + 1])
-        return pairs(links[first:last], nodes)
+        step = np.unique(times[first:last], return_inverse=True)[1] + 1
+        low, high = links[first:last].min(axis=1), links[first:last].max(axis=1)
+        rows = np.stack([step, low, high], axis=1)
+        return np.unique(rows[low < high], axis=0)  # in order, and nobody twice at a time
 
 
 @lru_cache(maxsize=8)
-def _contacts(file: str, stamp: int, every: float) -> tuple[np.ndarray, np.ndarray]:
-    """The window and the two nodes of every contact, in order."""
+def _contacts(file: str, stamp: int, every: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The window, the time and the two nodes of every contact, in order."""
     rows = table(file, 3, "a time and two nodes")
     if rows and rows[0][1][0] and _time(rows[0][1][0]) is None:
         rows = rows[1:]  # a heading
@@ -57,8 +64,8 @@ def _contacts(file: str, stamp: int, every: float) -> tuple[np.ndarray, np.ndarr
             "that a round takes in the file's unit."
         )
     windows = ((times - times.min()) // every).astype(np.int64)
-    order = np.argsort(windows, kind="stable")
-    return windows[order], links[order]
+    order = np.argsort(times, kind="stable")
+    return windows[order], times[order], links[order]
 
 
 def _time(word: str) -> float | None:

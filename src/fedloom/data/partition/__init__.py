@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedloom.data.partition import classes, dirichlet, file, iid, quantity, shards, skew
-from fedloom.data.partition.deal import ClassSets, Spec, Task
+from fedloom.data.partition.deal import ClassSets, Dealing, Spec
 from fedloom.data.partition.table import Partition
 from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
@@ -61,9 +61,9 @@ def partition(
             "clients, or more data."
         )
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
-    task = Task(labels, clients, n_classes, stream(seed, "partition", name), reserve)
+    dealing = Dealing(labels, clients, n_classes, stream(seed, "partition", name), reserve)
     with np.errstate(over="ignore", invalid="ignore"):  # `counts` refuses what overflows
-        return _PARTITIONERS[name].deal(parsed, task)
+        return _PARTITIONERS[name].deal(parsed, dealing)
 
 
 def names_rows(spec: str | Partition) -> bool:

@@ -13,7 +13,7 @@ from math import comb
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.partition.deal import ClassSets, Partitioner, Spec, Task, counts
+from fedloom.data.partition.deal import ClassSets, Dealing, Partitioner, Spec, counts
 from fedloom.data.partition.table import Partition
 from fedloom.errors import FedloomError
 
@@ -26,37 +26,37 @@ FEW = 8  # samples of each of its classes that a client gets at least, where the
 S1 = {"s1-mnist": (1.3, 69_909 / 70_000), "s1-cifar10": (0.36, 52_497 / 60_000)}
 
 
-def deal(spec: Spec, task: Task) -> Partition:
+def deal(spec: Spec, dealing: Dealing) -> Partition:
     k = spec.integer("K", spec.argument, low=1)
     uneven = spec.options.get("uneven", "0")
     if uneven in S1:
         sigma, used = S1[uneven]
     else:
         sigma, used = spec.number("uneven", uneven, low=0), 1.0
-    return deal_classes(task, k, sigma, used)
+    return deal_classes(dealing, k, sigma, used)
 
 
-def deal_classes(task: Task, k: int, sigma: float = 0.0, used: float = 1.0) -> Partition:
+def deal_classes(dealing: Dealing, k: int, sigma: float = 0.0, used: float = 1.0) -> Partition:
     """Deal to every client k classes; `sigma` of the log of shares, `used` share of the samples."""
-    available = np.bincount(task.y, minlength=task.n_classes)
+    available = np.bincount(dealing.y, minlength=dealing.n_classes)
     present = np.flatnonzero(available)
     if k > len(present):
         raise FedloomError(f"Clients cannot hold {k} classes: the data has {len(present)}.")
-    held = hands(task.clients, present, k, task.rng, task.reserve)
-    owner = task.nobody()
+    held = hands(dealing.clients, present, k, dealing.rng, dealing.reserve)
+    owner = dealing.nobody()
     for label in present:
         holders = np.flatnonzero((held == label).any(axis=1))
-        members = task.members(label)[: round(used * available[label])]
+        members = dealing.members(label)[: round(used * available[label])]
         if len(members) < len(holders):
             raise FedloomError(
                 f"{len(holders)} clients must hold class {label}, which has {len(members)} "
                 "samples. Take fewer clients or fewer classes for each."
             )
         if len(holders):
-            shares = np.exp(sigma * task.rng.standard_normal(len(holders)))
+            shares = np.exp(sigma * dealing.rng.standard_normal(len(holders)))
             least = max(1, min(FEW, len(members) // len(holders) // 4))
             owner[members] = np.repeat(holders, counts(shares, len(members), least))
-    return Partition.of_owners(owner, task.clients, _unused(owner))
+    return Partition.of_owners(owner, dealing.clients, _unused(owner))
 
 
 def hands(

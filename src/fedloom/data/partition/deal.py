@@ -1,4 +1,4 @@
-"""What partitioners share: the task they are given and the arithmetic of dealing samples."""
+"""What partitioners share: what they are given and the arithmetic of dealing samples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Task:
+class Dealing:
     """What is to be dealt, to how many clients, and by which random stream."""
 
     y: np.ndarray
@@ -66,7 +66,7 @@ class Partitioner:
 
     grammar: str
     about: str
-    deal: Callable[[Spec, Task], Partition]
+    deal: Callable[[Spec, Dealing], Partition]
     argument: str | None = None
     options: tuple[str, ...] = ()
     names_rows: bool = False  # it says itself who holds which row, so all rows must be in place

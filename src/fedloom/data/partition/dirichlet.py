@@ -9,27 +9,27 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.partition.deal import Partitioner, Spec, Task, counts, keep_minimum
+from fedloom.data.partition.deal import Dealing, Partitioner, Spec, counts, keep_minimum
 from fedloom.data.partition.table import Partition
 from fedloom.errors import FedloomError
 
 
-def deal(spec: Spec, task: Task) -> Partition:
+def deal(spec: Spec, dealing: Dealing) -> Partition:
     alpha = spec.number("ALPHA", spec.argument, low=0, above=True)
     least = spec.integer("min", spec.options.get("min", 2), low=0)
-    if least * task.clients > len(task.y):
+    if least * dealing.clients > len(dealing.y):
         raise FedloomError(
-            f"{task.clients} clients with at least {least} samples each need "
-            f"{least * task.clients} samples; there are {len(task.y)}. "
+            f"{dealing.clients} clients with at least {least} samples each need "
+            f"{least * dealing.clients} samples; there are {len(dealing.y)}. "
             "Take fewer clients or a smaller min."
         )
-    owner = task.nobody()
-    for label in range(task.n_classes):
-        members = task.members(label)
-        shares = _dirichlet(alpha, task.clients, task.rng)
-        owner[members] = np.repeat(np.arange(task.clients), counts(shares, len(members)))
-    owner, note = keep_minimum(owner, task.clients, least, task.rng)
-    return Partition.of_owners(owner, task.clients, note)
+    owner = dealing.nobody()
+    for label in range(dealing.n_classes):
+        members = dealing.members(label)
+        shares = _dirichlet(alpha, dealing.clients, dealing.rng)
+        owner[members] = np.repeat(np.arange(dealing.clients), counts(shares, len(members)))
+    owner, note = keep_minimum(owner, dealing.clients, least, dealing.rng)
+    return Partition.of_owners(owner, dealing.clients, note)
 
 
 def _dirichlet(alpha: float, n: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fedloom.data.partition.deal import Partitioner, Spec, Task
+from fedloom.data.partition.deal import Dealing, Partitioner, Spec
 from fedloom.data.partition.table import Partition
 
 
-def deal(spec: Spec, task: Task) -> Partition:
+def deal(spec: Spec, dealing: Dealing) -> Partition:
     what = f"The partition {spec.argument}"
-    return Partition.load(spec.argument).fitting(what, task.clients, len(task.y))
+    return Partition.load(spec.argument).fitting(what, dealing.clients, len(dealing.y))
 
 
 PARTITIONER = Partitioner(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedloom.data.partition.deal import Partitioner, Spec, Task, counts
+from fedloom.data.partition.deal import Dealing, Partitioner, Spec, counts
 from fedloom.data.partition.table import Partition
 from fedloom.errors import nearest
 
@@ -16,7 +16,7 @@ LEAST = 2  # samples of the smallest client, where there are as many
 PARAMETER = {"lognormal": "sigma", "zipf": "a"}
 
 
-def deal(spec: Spec, task: Task) -> Partition:
+def deal(spec: Spec, dealing: Dealing) -> Partition:
     law = spec.argument
     if law not in PARAMETER:
         raise spec.wrong(f"there is no law '{law}'. {nearest(law, PARAMETER)}".rstrip())
@@ -25,13 +25,13 @@ def deal(spec: Spec, task: Task) -> Partition:
         raise spec.wrong(f"{law} has the parameter {parameter}, not {foreign.pop()}.")
     strength = spec.number(parameter, spec.options.get(parameter, 1.0), low=0)
     if law == "lognormal":
-        shares = np.exp(strength * task.rng.standard_normal(task.clients))
+        shares = np.exp(strength * dealing.rng.standard_normal(dealing.clients))
     else:
-        shares = task.rng.permutation(np.arange(1.0, task.clients + 1) ** -strength)
-    sizes = counts(shares, len(task.y), least=min(LEAST, len(task.y) // task.clients))
-    owner = task.nobody()
-    owner[task.rng.permutation(len(owner))] = np.repeat(np.arange(task.clients), sizes)
-    return Partition.of_owners(owner, task.clients)
+        shares = dealing.rng.permutation(np.arange(1.0, dealing.clients + 1) ** -strength)
+    sizes = counts(shares, len(dealing.y), least=min(LEAST, len(dealing.y) // dealing.clients))
+    owner = dealing.nobody()
+    owner[dealing.rng.permutation(len(owner))] = np.repeat(np.arange(dealing.clients), sizes)
+    return Partition.of_owners(owner, dealing.clients)
 
 
 PARTITIONER = Partitioner(

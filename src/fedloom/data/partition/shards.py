@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedloom.data.partition.deal import Partitioner, Spec, Task
+from fedloom.data.partition.deal import Dealing, Partitioner, Spec
 from fedloom.data.partition.table import Partition
 from fedloom.errors import FedloomError
 
 
-def deal(spec: Spec, task: Task) -> Partition:
+def deal(spec: Spec, dealing: Dealing) -> Partition:
     k = spec.integer("K", spec.argument, low=1)
-    n, shards = len(task.y), k * task.clients
+    n, shards = len(dealing.y), k * dealing.clients
     if shards > n:
         raise FedloomError(
-            f"{k} shards for each of {task.clients} clients are {shards}; there are only {n} "
+            f"{k} shards for each of {dealing.clients} clients are {shards}; there are only {n} "
             "samples. Take fewer clients or fewer shards."
         )
-    shuffled = task.rng.permutation(n)
-    by_label = shuffled[np.argsort(task.y[shuffled], kind="stable")]
-    holder = task.rng.permutation(shards) // k
-    owner = task.nobody()
+    shuffled = dealing.rng.permutation(n)
+    by_label = shuffled[np.argsort(dealing.y[shuffled], kind="stable")]
+    holder = dealing.rng.permutation(shards) // k
+    owner = dealing.nobody()
     owner[by_label] = holder[np.arange(n) * shards // n]
-    return Partition.of_owners(owner, task.clients)
+    return Partition.of_owners(owner, dealing.clients)
 
 
 PARTITIONER = Partitioner(

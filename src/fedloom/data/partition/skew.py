@@ -9,27 +9,27 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.partition.deal import Partitioner, Spec, Task, keep_minimum
+from fedloom.data.partition.deal import Dealing, Partitioner, Spec, keep_minimum
 from fedloom.data.partition.table import Partition
 
 
-def deal(spec: Spec, task: Task) -> Partition:
+def deal(spec: Spec, dealing: Dealing) -> Partition:
     share = spec.number("SHARE", spec.argument, low=0)
     if share > 1:
         raise spec.wrong(f"SHARE is {share:g}, but it is at most 1.")
-    main_label = np.arange(task.clients) % task.n_classes
-    owner = task.nobody()
-    for label in range(task.n_classes):
-        members = task.members(label)
+    main_label = np.arange(dealing.clients) % dealing.n_classes
+    owner = dealing.nobody()
+    for label in range(dealing.n_classes):
+        members = dealing.members(label)
         mains, others = np.flatnonzero(main_label == label), np.flatnonzero(main_label != label)
         if len(mains) == 0 or len(others) == 0:
-            _deal_evenly(owner, members, np.arange(task.clients), task.rng)
+            _deal_evenly(owner, members, np.arange(dealing.clients), dealing.rng)
             continue
         cut = round(share * len(members))
-        _deal_evenly(owner, members[:cut], mains, task.rng)
-        _deal_evenly(owner, members[cut:], others, task.rng)
-    owner, note = keep_minimum(owner, task.clients, 1, task.rng)
-    return Partition.of_owners(owner, task.clients, note)
+        _deal_evenly(owner, members[:cut], mains, dealing.rng)
+        _deal_evenly(owner, members[cut:], others, dealing.rng)
+    owner, note = keep_minimum(owner, dealing.clients, 1, dealing.rng)
+    return Partition.of_owners(owner, dealing.clients, note)
 
 
 def _deal_evenly(

@@ -1,0 +1,137 @@
+"""Which kernels run a model: ours (`fedloom.native`) or torch's, by a fixed rule, never by timing.
+
+What a run takes is recorded with it under the name of the instruction set, `avx2`, `avx512` or
+`plain` (NEON on ARM), or `torch`, so that a resumed run goes on with the same. `avx2+torch` leaves
+networks of wide convolutions to torch, whose kernels for them use AVX-512 where the CPU has it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedloom.errors import FedloomError, unknown
+from fedloom.layout import Layout
+from fedloom.local import LocalRule
+from fedloom.native.library import SETS, instructions, library, right, why_not
+from fedloom.native.net import Native
+from fedloom.native.plan import Unplanned
+from fedloom.native.verify import agrees
+
+_NUMBERS = {name: number for number, (name, _) in SETS.items()}
+_BESIDE = "+torch"
+_MOSTLY = 0.75  # of a network's multiplications
+CHOICES = ("auto", "native", "torch", *_NUMBERS)
+
+
+def check(choice: str) -> str:
+    if choice not in CHOICES:
+        raise unknown("kernels", choice, CHOICES)
+    return choice
+
+
+def resolve(choice: str, device: torch.device, precision: str, before: str | None) -> str:
+    """The kernels of a run: the name of an instruction set, or torch. `before` is what the
+    checkpoint was computed with that the run goes on from."""
+    if choice == "auto" and before is not None:
+        if before != "torch" and available(before) == "torch":
+            raise FedloomError(
+                f"This run was computed by fedloom's own kernels for {before}, and here they can't "
+                f"run: {_unavailable(before)}. Go on where they can, or with torch's, which round "
+                "differently, in a run of its own: fedloom run --fork RUN --kernels torch."
+            )
+        return before
+    if choice == "torch":
+        return "torch"
+    reason = _excluded(device, precision)
+    if choice in _NUMBERS:
+        if reason is None and available(choice) == "torch":
+            reason = _unavailable(choice)
+        name = choice
+    else:
+        number = instructions() if reason is None else None
+        reason = reason or (why_not() if number is None else None)
+        name = "torch" if number is None else SETS[number][0]
+        if choice == "auto" and number is not None and torch_has_avx512():
+            name += _BESIDE
+    if reason is not None and choice != "auto":
+        raise FedloomError(
+            f"kernels={choice} can't be had: {reason}. Leave it out (auto), which takes what there "
+            "is."
+        )
+    return name
+
+
+def available(name: str) -> str:
+    """The kernels `name` if they run, and run right, here; else torch's."""
+    return name if name != "torch" and right(_NUMBERS[_ours(name)]) else "torch"
+
+
+def torch_has_avx512() -> bool:
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _ours(name: str) -> str:
+    return name.removesuffix(_BESIDE)
+
+
+def kernels_for(
+    name: str, module: nn.Module, layout: Layout, shape: tuple[int, int, int], tokens: bool
+) -> Native | str:
+    """The module run by the kernels `name`; or why torch runs it."""
+    if name == "torch":
+        return "torch's kernels were chosen"
+    if tokens:
+        return "it looks its input up as tokens"
+    if available(name) == "torch":  # on another node of a cluster
+        raise FedloomError(
+            f"This run computes with fedloom's own kernels for {name}, and a worker can't: "
+            f"{_unavailable(name)}. Install fedloom alike on all machines, or run with --kernels "
+            "torch."
+        )
+    try:
+        native = Native(module, layout, shape, _NUMBERS[_ours(name)])
+        same = agrees(native, module, layout, shape)
+    except Unplanned as e:
+        return str(e)
+    except Exception as e:  # whatever the code of a module may do to a planner
+        return f"a plan for it could not be made ({type(e).__name__}: {e})"
+    if not same:
+        return "it does not compute what its trace says"
+    if name.endswith(_BESIDE) and native.plan(training=True).wide > _MOSTLY:
+        return "its convolutions are wide, and torch's are faster there on a CPU with AVX-512"
+    return native
+
+
+def whole_steps(rule: LocalRule) -> bool:
+    """Whether the kernels can do all of this rule's step: fetch, normalise, gradient."""
+    plain = type(rule).objective is LocalRule.objective
+    return plain and not rule.differentiates and not rule.narrows
+
+
+def described(found: Native | str, rule: LocalRule) -> str:
+    """Which path a run takes and why, in words."""
+    if not isinstance(found, Native):
+        return f"torch: {found}"
+    if whole_steps(rule):
+        return f"native ({found.name}), whole steps"
+    why = "takes derivatives itself" if rule.differentiates else "has an objective of its own"
+    return f"native ({found.name}), through autograd: {type(rule).__name__} {why}"
+
+
+def why_torch(device: torch.device, precision: str, before: str | None) -> str:
+    """Why `auto` came to torch."""
+    begun = "the run was begun with torch's kernels" if before == "torch" else None
+    return _excluded(device, precision) or begun or why_not()
+
+
+def _excluded(device: torch.device, precision: str) -> str | None:
+    if device.type != "cpu":
+        return f"they run on CPUs, and this run is on {device}"
+    return None if precision == "fp32" else f"they compute in fp32, not in {precision}"
+
+
+def _unavailable(name: str) -> str:
+    if library() is None:
+        return why_not()
+    return f"this CPU has no {name}, or its kernels do not pass the self-test"

@@ -1,0 +1,1773 @@
+// Training and scoring of small networks on a CPU: vector lanes are samples.
+//
+// A network is a list of operations on values (plan.py makes it from a module). A value is stored as
+// [block of L samples][channel][row][column][L], with a border of zeros where a convolution wants one,
+// so one vector instruction does the same for L samples and no shape of layer is awkward. Gradients
+// have the same form without a border.
+//
+// Only vector extensions of GCC and Clang are used. The lower half of this file is compiled once for
+// every instruction set that the architecture knows (it includes itself), and `best` says which of
+// them this CPU has.
+
+#ifndef LANES
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+namespace {
+
+enum Kind { CONV, LINEAR, NORM, ACT, MAXPOOL, AVGPOOL, ADD, COPY, DROPOUT };
+enum Activation { NONE, RELU, GELU, GELU_TANH, SILU, TANH, SIGMOID, LEAKY };
+
+struct Op {  // mirrored in plan.py
+    int64_t kind, in, in2, out;
+    int64_t kh, kw, sy, sx, py, px, dy, dx, groups;
+    int64_t weight, so, si, sky, skx, bias;  // places in the row, and the kernel's strides there; -1: none
+    int64_t relu, pool, activation;
+    int64_t needs, needs2;    // whether a gradient goes on to the input, to the second one
+    int64_t again, again2;    // whether it is added to one that is there
+    int64_t learns, adds;     // whether weights get a gradient; whether that is added to one that is there
+    int64_t batch;            // of a norm: statistics of the batch (1), of the row (2), of each sample's groups (0)
+    int64_t mean, var;        // where running statistics are in the row; -1: nowhere
+    double eps, momentum, scale;
+};
+
+struct Value {
+    int64_t c, h, w, pad, of;  // of: the value whose memory this is another view of, or -1
+};
+
+struct Tap { int32_t in, w; };                      // where a tap reads, and its place among packed weights
+struct Cell { int32_t to, from, step, n, list; };   // neighbouring input positions with the same taps
+struct Taps { Tap* first; int32_t count; };
+
+struct Conv {  // what is worked out once for a convolution
+    long ic, oc, units, taps;   // channels of a group; outputs (or pooled windows) of one block; taps of an output
+    long oh, ow, rows, cols;    // of the whole output; of what is stored (pooled)
+    int32_t *from, *to;         // per unit: offset of its input and of its output
+    Tap* tap;
+    Cell* cells;
+    int32_t* row;               // the cells of each input row: row[y] to row[y + 1]
+    Taps* lists;
+    bool together;              // backward takes all blocks at once
+};
+
+struct Program {
+    int lanes, isa, n_ops, n_values, n_out;
+    long blocks;
+    Op* ops;
+    Value* values;
+    int64_t* out;
+    Conv** conv;
+    float **x, **g, **rx, **rg;  // by value: data, gradient, and their derivatives along a direction
+    float **stat, **rstat;       // by operation: what a norm keeps
+    int32_t** arg;               // by operation: the largest of a window
+    float** mask;                // by operation: dropout
+    float *delta, *rdelta, *packed, *packed2, *sums, *channel_sums, *set_sums, *turned;
+    long delta_size, packed_size;
+    std::vector<void*>* owned;
+    long bytes;
+    long grad_size;
+    std::vector<long>* grad_at;
+    int n;                       // samples of the loaded batch
+};
+
+constexpr int CHANNELS = 32;  // of a wide convolution that are taken at a time
+constexpr long CACHE = 32768;  // bytes that stay close to a core
+constexpr int EDGE = 3;  // columns of zeros around a gradient: what a tile of four may touch beyond it
+
+void* get(Program* p, size_t bytes, bool zero = true) {
+    bytes = (bytes + 127) / 64 * 64;
+    void* m = aligned_alloc(64, bytes);
+    if (!m) throw std::bad_alloc();
+    if (zero) memset(m, 0, bytes);
+    p->owned->push_back(m);
+    p->bytes += bytes;
+    return m;
+}
+
+long padded(long n) { return (n + 63) / 64 * 64; }  // whole vectors of any instruction set, four at a time
+long row_size(const Value& v, long lanes) { return (v.w + 2 * v.pad) * lanes; }
+long channel_size(const Value& v, long lanes) { return (v.h + 2 * v.pad) * row_size(v, lanes); }
+long block_size(const Value& v, long lanes) { return v.c * channel_size(v, lanes); }
+long plain_size(const Value& v, long lanes) { return v.c * v.h * v.w * lanes; }
+
+int64_t root(const Program* p, int64_t v) {
+    while (p->values[v].of >= 0) v = p->values[v].of;
+    return v;
+}
+
+Conv* prepare(Program* p, const Op& o) {
+    const Value &in = p->values[o.in], &out = p->values[o.out];
+    const long L = p->lanes;
+    Conv* c = (Conv*)get(p, sizeof(Conv));
+    c->ic = in.c / o.groups, c->oc = out.c / o.groups;
+    c->oh = (in.h + 2 * o.py - o.dy * (o.kh - 1) - 1) / o.sy + 1;
+    c->ow = (in.w + 2 * o.px - o.dx * (o.kw - 1) - 1) / o.sx + 1;
+    c->rows = out.h, c->cols = out.w;
+    c->units = c->rows * c->cols, c->taps = c->ic * o.kh * o.kw;
+    const long rs = row_size(in, L), cs = channel_size(in, L);
+    const long start = (in.pad - o.py) * rs + (in.pad - o.px) * L;
+    const long f = o.pool ? 2 : 1, ors = row_size(out, L);
+    c->from = (int32_t*)get(p, c->units * 4), c->to = (int32_t*)get(p, c->units * 4);
+    for (long y = 0, u = 0; y < c->rows; y++)
+        for (long x = 0; x < c->cols; x++, u++) {
+            c->from[u] = start + y * f * o.sy * rs + x * f * o.sx * L;
+            c->to[u] = (y + out.pad) * ors + (x + out.pad) * L;
+        }
+    c->tap = (Tap*)get(p, c->taps * sizeof(Tap));
+    for (long i = 0, t = 0; i < c->ic; i++)
+        for (long y = 0; y < o.kh; y++)
+            for (long x = 0; x < o.kw; x++, t++) c->tap[t] = {int32_t(i * cs + y * o.dy * rs + x * o.dx * L), int32_t(t)};
+    const long weights = out.c * c->taps;
+    c->together = c->ic >= 2 * L && (c->oh * c->ow <= 64 || weights * L * 4 > (1 << 20));
+
+    // Backward: an input position gets something from those outputs that read it.
+    const long drs = (c->ow + 2 * EDGE) * L, dcs = c->oh * drs;
+    std::map<std::tuple<long, long, std::vector<long>, std::vector<long>>, int> known;
+    std::vector<Cell> cells;
+    std::vector<Taps> lists;
+    c->row = (int32_t*)get(p, (in.h + 1) * 4);
+    for (long y = 0; y < in.h; y++) {
+        c->row[y] = cells.size();
+        const long Y = y + o.py;
+        std::vector<long> ky;
+        for (long k = 0; k < o.kh; k++) {
+            const long at = Y - k * o.dy;
+            if (at >= 0 && at % o.sy == 0 && at / o.sy < c->oh) ky.push_back(k);
+        }
+        for (long phase = 0; phase < o.sx; phase++) {
+            std::vector<long> xs;
+            for (long x = 0; x < in.w; x++) if ((x + o.px) % o.sx == phase) xs.push_back(x);
+            for (size_t a = 0; a < xs.size(); a += 4) {
+                const long n = std::min<long>(4, xs.size() - a), X = xs[a] + o.px;
+                std::vector<long> kx;
+                for (long k = 0; k < o.kw; k++) {
+                    const long at = X - k * o.dx;
+                    if ((at % o.sx + o.sx) % o.sx) continue;
+                    const long first = at >= 0 ? at / o.sx : -((-at) / o.sx);
+                    if (first + n - 1 >= 0 && first < c->ow) kx.push_back(k);
+                }
+                auto key = std::make_tuple(Y % o.sy, phase, ky, kx);
+                auto found = known.find(key);
+                if (found == known.end()) {
+                    Taps list{nullptr, int32_t(c->oc * ky.size() * kx.size())};
+                    list.first = (Tap*)get(p, list.count * sizeof(Tap) + 1);
+                    long t = 0;
+                    for (long i = 0; i < c->oc; i++)
+                        for (long b : ky)
+                            for (long d : kx) {
+                                const long down = (Y % o.sy - b * o.dy) / o.sy, right = (phase - d * o.dx) / o.sx;
+                                list.first[t++] = {int32_t(i * dcs + down * drs + right * L), int32_t((i * o.kh + b) * o.kw + d)};
+                            }
+                    found = known.emplace(key, int(lists.size())).first;
+                    lists.push_back(list);
+                }
+                cells.push_back({int32_t((y * in.w + xs[a]) * L), int32_t(Y / o.sy * drs + (EDGE + X / o.sx) * L),
+                                 int32_t(o.sx * L), int32_t(n), found->second});
+            }
+        }
+    }
+    c->row[in.h] = cells.size();
+    c->cells = (Cell*)get(p, cells.size() * sizeof(Cell) + 1);
+    memcpy(c->cells, cells.data(), cells.size() * sizeof(Cell));
+    c->lists = (Taps*)get(p, lists.size() * sizeof(Taps) + 1);
+    memcpy(c->lists, lists.data(), lists.size() * sizeof(Taps));
+    return c;
+}
+
+// Gradients are needed from the first reader (going back) to the maker of a value: places that are free
+// again are used again.
+void place_gradients(Program* p) {
+    struct Hole { long at, size; };
+    std::vector<Hole> holes;
+    auto& at = *p->grad_at;
+    at.assign(p->n_values, -1);
+    long end = 0;
+    auto take = [&](int64_t v) {
+        v = root(p, v);
+        if (at[v] >= 0) return;
+        const long size = plain_size(p->values[v], p->lanes) * p->blocks;
+        for (size_t i = 0; i < holes.size(); i++)
+            if (holes[i].size >= size) {
+                at[v] = holes[i].at;
+                holes[i].at += size, holes[i].size -= size;
+                if (!holes[i].size) holes.erase(holes.begin() + i);
+                return;
+            }
+        at[v] = end;
+        end += size;
+    };
+    auto drop = [&](int64_t v) {
+        v = root(p, v);
+        Hole h{at[v], plain_size(p->values[v], p->lanes) * p->blocks};
+        for (bool joined = true; joined;) {
+            joined = false;
+            for (size_t i = 0; i < holes.size(); i++)
+                if (holes[i].at + holes[i].size == h.at || h.at + h.size == holes[i].at) {
+                    h = {std::min(h.at, holes[i].at), h.size + holes[i].size};
+                    holes.erase(holes.begin() + i);
+                    joined = true;
+                    break;
+                }
+        }
+        holes.push_back(h);
+    };
+    for (int i = 0; i < p->n_out; i++) take(p->out[i]);
+    for (int i = p->n_ops - 1; i >= 0; i--) {
+        const Op& o = p->ops[i];
+        if (at[root(p, o.out)] < 0) continue;
+        if (o.needs) take(o.in);
+        if (o.in2 >= 0 && o.needs2) take(o.in2);
+        drop(o.out);
+    }
+    p->grad_size = end;
+}
+
+float** pointers(Program* p, int n) { return (float**)get(p, n * sizeof(void*)); }
+
+// Data (or their derivatives) of all values.
+void place_values(Program* p, float** x) {
+    for (int v = 0; v < p->n_values; v++) {
+        if (p->values[v].of >= 0) x[v] = x[root(p, v)];
+        else x[v] = (float*)get(p, block_size(p->values[v], p->lanes) * p->blocks * 4);
+    }
+}
+
+void point_gradients(Program* p, float** g) {
+    float* all = (float*)get(p, (p->grad_size + p->lanes) * 4);
+    for (int v = 0; v < p->n_values; v++) {
+        const long at = (*p->grad_at)[root(p, v)];
+        g[v] = at < 0 ? nullptr : all + at;
+    }
+}
+
+}  // namespace
+
+#if defined(__x86_64__)
+#define LANES 8
+#define ISA avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#include "kernels.cpp"
+#undef LANES
+#undef ISA
+#undef TARGET
+#define LANES 16
+#define ISA avx512
+#define TARGET __attribute__((target("avx512f,fma")))
+#include "kernels.cpp"
+#undef LANES
+#undef ISA
+#undef TARGET
+#endif
+#define LANES 4  // vectors that every architecture has; on ARM they are NEON's
+#define ISA plain
+#define TARGET
+#include "kernels.cpp"
+
+namespace {
+enum Isa { PLAIN, AVX2, AVX512, N_ISA };
+struct Table {
+    void (*load)(Program*, const void*, int, const int64_t*, int, const float*, const float*, const uint8_t*, const int32_t*, int);
+    void (*forward)(Program*, float*, int);
+    void (*logits)(Program*, float*);
+    void (*backward)(Program*, const float*, float*, int);
+    void (*put)(Program*, const float*);
+    double (*loss)(Program*, const int64_t*, float);
+    void (*along)(Program*, const float*, const float*, float*, float*);
+    void (*mask)(Program*, int, const float*);
+    double (*peak)(long);
+    void (*descend)(float*, const float*, long, float);
+};
+#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::peak, isa::descend}
+#if defined(__x86_64__)
+const Table tables[] = {TABLE(plain), TABLE(avx2), TABLE(avx512)};
+const int lanes_of[] = {4, 8, 16};
+#else
+const Table tables[] = {TABLE(plain)};
+const int lanes_of[] = {4};
+#endif
+const Table& of(const Program* p) { return tables[p->isa]; }
+}  // namespace
+
+extern "C" {
+
+// Which instruction sets can be run here, as bits: 1 plain vectors of four (NEON on ARM), 2 AVX2, 4 AVX-512.
+int fl_supported() {
+#if defined(__x86_64__)
+    int found = 1;
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found |= 2;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("fma")) found |= 4;
+    return found;
+#else
+    return 1;
+#endif
+}
+
+long fl_sizes(int which) { return which ? sizeof(Value) : sizeof(Op); }
+
+void fl_free(Program* p) {
+    for (void* m : *p->owned) free(m);
+    delete p->owned;
+    delete p->grad_at;
+    delete p;
+}
+
+Program* fl_make(int isa, const Op* ops, int n_ops, const Value* values, int n_values, const int64_t* out, int n_out, long batch) {
+    Program* p = new (std::nothrow) Program();
+    if (!p) return nullptr;
+    p->owned = new std::vector<void*>;
+    p->grad_at = new std::vector<long>;
+    try {
+        p->isa = isa, p->lanes = lanes_of[isa], p->n_ops = n_ops, p->n_values = n_values, p->n_out = n_out;
+        p->blocks = (batch + p->lanes - 1) / p->lanes;
+        const long L = p->lanes;
+        p->ops = (Op*)get(p, n_ops * sizeof(Op));
+        memcpy(p->ops, ops, n_ops * sizeof(Op));
+        p->values = (Value*)get(p, n_values * sizeof(Value));
+        memcpy(p->values, values, n_values * sizeof(Value));
+        p->out = (int64_t*)get(p, n_out * 8);
+        memcpy(p->out, out, n_out * 8);
+        p->conv = (Conv**)pointers(p, n_ops);
+        p->stat = pointers(p, n_ops), p->rstat = pointers(p, n_ops), p->mask = pointers(p, n_ops);
+        p->arg = (int32_t**)pointers(p, n_ops);
+        p->x = pointers(p, n_values), p->g = pointers(p, n_values);
+        p->rx = pointers(p, n_values), p->rg = pointers(p, n_values);
+        place_values(p, p->x);
+        place_gradients(p);
+        point_gradients(p, p->g);
+        long delta = 0, packed = 0, sums = 0, turned = 0, channels = 0, sets = 0;
+        for (int i = 0; i < n_ops; i++) {
+            const Op& o = p->ops[i];
+            const Value &in = p->values[o.in], &v = p->values[o.out];
+            if (o.kind == CONV) {
+                Conv* c = p->conv[i] = prepare(p, o);
+                const long blocks = c->together ? p->blocks : 1, weights = v.c * c->taps;
+                delta = std::max(delta, blocks * v.c * c->oh * (c->ow + 2 * EDGE) * L);
+                packed = std::max(packed, weights);
+                if (!c->together) sums = std::max(sums, weights * L);
+                else turned = std::max(turned, p->blocks * channel_size(in, L) * ((c->ic + 2 * L - 1) / (2 * L) * 2 * L));
+                if (o.pool) p->arg[i] = (int32_t*)get(p, plain_size(v, L) * p->blocks * 4);
+                channels = std::max<long>(channels, 2 * v.c * L);
+            } else if (o.kind == LINEAR) {
+                turned = std::max(turned, padded(in.c * in.h * in.w) * L * p->blocks);
+            } else if (o.kind == MAXPOOL) {
+                p->arg[i] = (int32_t*)get(p, plain_size(v, L) * p->blocks * 4);
+            } else if (o.kind == NORM) {
+                const long of = o.batch ? v.c : o.groups * p->blocks;
+                p->stat[i] = (float*)get(p, of * 4 * L * 4);
+                sets = std::max<long>(sets, (4 * of + 2 * v.c) * L);
+            } else if (o.kind == DROPOUT) {
+                p->mask[i] = (float*)get(p, plain_size(v, L) * p->blocks * 4);
+            }
+        }
+        p->delta_size = delta, p->packed_size = packed;
+        p->delta = (float*)get(p, (delta + L) * 4);
+        p->packed = (float*)get(p, packed * 4);
+        p->channel_sums = (float*)get(p, channels * 4);
+        p->set_sums = (float*)get(p, sets * 4);
+        p->sums = (float*)get(p, (sums + L) * 4);
+        p->turned = (float*)get(p, turned * 4 + 64);
+    } catch (...) {
+        fl_free(p);
+        return nullptr;
+    }
+    return p;
+}
+
+long fl_bytes(const Program* p) { return p->bytes; }
+
+// Images at these places (`at`, or 0 to n - 1) of an array of rows: uint8 (kind 1) or float32 (0), value j
+// times scale[j] less shift[j]; flipped, and cut out of themselves with a border of raw zeros.
+void fl_load(Program* p, const void* images, int kind, const int64_t* at, int n, const float* scale, const float* shift,
+             const uint8_t* flip, const int32_t* offset, int crop) {
+    of(p).load(p, images, kind, at, n, scale, shift, flip, offset, crop);
+}
+
+void fl_mask(Program* p, int op, const float* mask) { of(p).mask(p, op, mask); }
+
+// Outputs of the loaded batch, (outputs, n, classes). `update`: norms move their running statistics in W.
+void fl_forward(Program* p, float* W, int update, float* out) {
+    of(p).forward(p, W, update);
+    if (out) of(p).logits(p, out);
+}
+
+// From d(loss)/d(outputs) of the batch that went forward last to d(loss)/d(W).
+void fl_backward(Program* p, const float* W, float* G, const float* d, int add) {
+    of(p).put(p, d);
+    of(p).backward(p, W, G, add);
+}
+
+// The mean cross-entropy of the loaded batch times `share`, and its gradient.
+double fl_gradient(Program* p, float* W, float* G, const int64_t* y, float share, int update, int add) {
+    of(p).forward(p, W, update);
+    const double loss = of(p).loss(p, y, share);
+    of(p).backward(p, W, G, add);
+    return loss;
+}
+
+// Along the direction V, for the batch that went forward last: the derivative of the outputs (into `out`), and
+// of d(d . outputs)/d(W) (into G). Returns 0 if there is no memory for it.
+int fl_along(Program* p, const float* W, const float* V, const float* d, float* out, float* G) {
+    if (!p->rdelta) {
+        try {
+            place_values(p, p->rx);
+            point_gradients(p, p->rg);
+            for (int i = 0; i < p->n_ops; i++)
+                if (p->ops[i].kind == NORM) {
+                    const Op& o = p->ops[i];
+                    p->rstat[i] = (float*)get(p, 4L * p->lanes * 4 * (o.batch ? p->values[o.out].c : o.groups * p->blocks));
+                }
+            p->packed2 = (float*)get(p, p->packed_size * 4);
+            p->rdelta = (float*)get(p, (p->delta_size + p->lanes) * 4);
+        } catch (...) {
+            return 0;
+        }
+    }
+    of(p).put(p, d);
+    of(p).along(p, W, V, out, G);
+    return 1;
+}
+
+// Plain SGD: step k takes the samples at[cut[k]] to at[cut[k + 1] - 1]. Returns the sum of the samples' losses.
+double fl_steps(Program* p, float* W, float* G, long trainable, const void* images, int kind, const int64_t* at, const int64_t* y,
+                const int64_t* cut, int steps, const float* scale, const float* shift, const uint8_t* flip, const int32_t* offset,
+                int crop, float lr) {
+    double sum = 0;
+    for (int k = 0; k < steps; k++) {
+        const long a = cut[k], n = cut[k + 1] - a;
+        of(p).load(p, images, kind, at + a, n, scale, shift, flip ? flip + a : nullptr, offset ? offset + 2 * a : nullptr, crop);
+        sum += n * fl_gradient(p, W, G, y + a, 1, 1, 0);
+        of(p).descend(W, G, trainable, lr);
+    }
+    return sum;
+}
+
+// Floating-point operations of a loop that does nothing but multiply and add.
+double fl_peak(int isa, long rounds) { return tables[isa].peak(rounds); }
+
+}  // extern "C"
+
+#else  // LANES: compiled for one instruction set
+
+#undef FN
+#undef INLINE
+#define FN TARGET
+#define INLINE TARGET inline __attribute__((always_inline))
+
+namespace {
+namespace ISA {
+
+constexpr long L = LANES;
+typedef float vf __attribute__((vector_size(LANES * 4), may_alias));
+typedef int32_t vi __attribute__((vector_size(LANES * 4), may_alias));
+
+INLINE vf ld(const float* p) { return *(const vf*)p; }
+INLINE void st(float* p, vf v) { *(vf*)p = v; }
+INLINE vf all(float f) { return f - vf{}; }  // less 0, which is folded away: plus 0 is not
+INLINE float total(vf v) {  // in pairs: short chains
+    float s[L];
+    UNROLL for (int l = 0; l < L; l++) s[l] = v[l];
+    UNROLL for (int half = L / 2; half > 0; half /= 2)
+        UNROLL for (int l = 0; l < half; l++) s[l] += s[l + half];
+    return s[0];
+}
+INLINE vf relu(vf v) { return v < vf{} ? vf{} : v; }  // NaN stays NaN
+
+// Outputs are computed three at a time, the rest as 2 + 2, 2 or 1.
+INLINE long tile(long left) { return left > 4 || left == 3 ? 3 : left == 4 ? 2 : left; }
+
+FN long blocks_of(const Program* p) { return (p->n + L - 1) / L; }
+
+// 1 for samples that are there, 0 for the lanes that fill up the last block.
+FN vf present(const Program* p, long block) {
+    vf m = {};
+    for (int l = 0; l < L; l++) m[l] = block * L + l < p->n ? 1.f : 0.f;
+    return m;
+}
+
+// ---- functions of a vector
+
+INLINE vf exp_of(vf x) {
+    x = x > all(88.3762626647949f) ? all(88.3762626647949f) : x;
+    x = x < all(-87.3365447505f) ? all(-87.3365447505f) : x;
+    const vf n = (x * all(1.44269504088896341f) + all(12582912.f)) - all(12582912.f);
+    const vf r = x - n * all(0.693359375f) + n * all(2.12194440e-4f);
+    vf p = all(1.9875691500e-4f);
+    p = p * r + all(1.3981999507e-3f);
+    p = p * r + all(8.3334519073e-3f);
+    p = p * r + all(4.1665795894e-2f);
+    p = p * r + all(1.6666665459e-1f);
+    p = p * r + all(5.0000001201e-1f);
+    p = p * (r * r) + r + all(1.f);
+    const vi bits = (__builtin_convertvector(n, vi) + 127) << 23;
+    return p * (vf)bits;
+}
+INLINE vf sigmoid_of(vf x) { return all(1.f) / (all(1.f) + exp_of(-x)); }
+INLINE vf tanh_of(vf x) {
+    const vf a = x < vf{} ? -x : x;
+    const vf e = exp_of(all(-2.f) * a);
+    const vf big = (all(1.f) - e) / (all(1.f) + e), s = x * x;
+    // Near 0 the difference would lose digits: a series does not.
+    vf q = all(62.f / 2835);
+    q = q * s + all(-17.f / 315);
+    q = q * s + all(2.f / 15);
+    q = q * s + all(-1.f / 3);
+    q = q * s + all(1.f);
+    return a < all(0.25f) ? x * q : x < vf{} ? -big : big;
+}
+INLINE vf erf_of(vf x) {  // Abramowitz and Stegun 7.1.26, to 1.5e-7
+    const vf a = x < vf{} ? -x : x;
+    const vf t = all(1.f) / (all(1.f) + all(0.3275911f) * a);
+    vf p = all(1.061405429f);
+    p = p * t + all(-1.453152027f);
+    p = p * t + all(1.421413741f);
+    p = p * t + all(-0.284496736f);
+    p = p * t + all(0.254829592f);
+    const vf y = all(1.f) - p * t * exp_of(-a * a);
+    return x < vf{} ? -y : y;
+}
+
+struct Curve { vf f, d, dd; };  // a function, its first and second derivative
+
+INLINE Curve curve(int64_t kind, vf x, float slope) {
+    const vf one = all(1.f);
+    switch (kind) {
+        case RELU: return {relu(x), x > vf{} ? one : vf{}, vf{}};
+        case LEAKY: { const vf d = x > vf{} ? one : all(slope); return {x * d, d, vf{}}; }
+        case TANH: { const vf t = tanh_of(x), d = one - t * t; return {t, d, all(-2.f) * t * d}; }
+        case SIGMOID: { const vf s = sigmoid_of(x), d = s * (one - s); return {s, d, d * (one - s - s)}; }
+        case SILU: {
+            const vf s = sigmoid_of(x), d = s * (one - s), dd = d * (one - s - s);
+            return {x * s, s + x * d, d + d + x * dd};
+        }
+        case GELU: {
+            const vf area = all(.5f) * (one + erf_of(x * all(0.70710678118654752f)));
+            const vf bell = all(0.3989422804014327f) * exp_of(all(-.5f) * x * x);
+            return {x * area, area + x * bell, bell * (all(2.f) - x * x)};
+        }
+        default: {  // GELU by tanh
+            const vf k = all(0.7978845608028654f), a = all(0.044715f);
+            const vf t = tanh_of(k * (x + a * x * x * x)), u = k * (one + all(3.f) * a * x * x), v = k * all(6.f) * a * x;
+            const vf s = one - t * t, ds = all(-2.f) * t * s * u;
+            return {all(.5f) * x * (one + t), all(.5f) * (one + t + x * s * u), s * u + all(.5f) * x * (ds * u + s * v)};
+        }
+    }
+}
+
+// ---- convolutions
+
+// acc[o][p] += w[tap][o] * in[tap + at[p]]. One long loop: nested short ones cost a missed branch each.
+template <int O, int P>
+INLINE void conv_tile(const float* in, const long* at, const Tap* tap, const Tap* end, const float* w, vf (&acc)[O][P]) {
+    for (; tap != end; tap++) {
+        const float *r = in + tap->in, *ww = w + (long)tap->w * O;
+        vf b[O];
+        UNROLL for (int o = 0; o < O; o++) b[o] = all(ww[o]);
+        UNROLL for (int p = 0; p < P; p++) {
+            const vf v = ld(r + at[p]);
+            UNROLL for (int o = 0; o < O; o++) acc[o][p] += b[o] * v;
+        }
+    }
+}
+
+// Kernels in the order in which tiles read them: [group][tile of outputs][tap][output]; `back`: with inputs and
+// outputs in each other's place.
+FN void pack(const Op& op, const Conv& c, const float* W, bool back, float* to) {
+    const long n = back ? c.ic : c.oc, m = back ? c.oc : c.ic;
+    for (long g = 0; g < op.groups; g++) {
+        const float* w = W + op.weight + g * c.oc * op.so;
+        for (long o = 0, t; o < n; o += t) {
+            t = tile(n - o);
+            for (long i = 0; i < m; i++)
+                for (long y = 0; y < op.kh; y++)
+                    for (long x = 0; x < op.kw; x++)
+                        for (long k = o; k < o + t; k++)
+                            *to++ = w[(back ? i : k) * op.so + (back ? k : i) * op.si + y * op.sky + x * op.skx];
+        }
+    }
+}
+
+struct Side {  // what a tile reads: an input, the kernels for it, and the strides of both sides
+    const float *in, *w;
+};
+struct Strides { long in_block, in_row, out_channel, out_block, arg_block; };
+
+// Some units for O outputs. ALONG: the derivative along a direction, in which two inputs meet two kernels, and
+// what was the largest, or was cut off, stays that.
+template <int O, bool ALONG>
+FN void conv_units(const Op& op, const Conv& c, Side a, Side b, const float* bias, float* out, const float* made, int32_t* arg,
+                   const Strides& s, long u, long end, const Tap* first, const Tap* last) {
+    const bool begins = first == c.tap, ends = last == c.tap + c.taps;
+    const vf scale = all(ends ? op.scale : 1.);
+    const long right = op.sx * L, down = op.sy * s.in_row;
+    while (u < end) {
+        const int n = op.pool ? 1 : end - u < 4 ? end - u : 4;
+        long at[4], to[4] = {};
+        if (op.pool) {
+            const long q = u / c.units, r = u % c.units, from = q * s.in_block + c.from[r];
+            at[0] = from, at[1] = from + right, at[2] = from + down, at[3] = from + down + right;
+            to[0] = q * s.out_block + c.to[r];
+        } else {
+            UNROLL for (int p = 0; p < 4; p++) {
+                const long k = p < n ? u + p : u, q = k / c.units, r = k % c.units;
+                at[p] = q * s.in_block + c.from[r], to[p] = q * s.out_block + c.to[r];
+            }
+        }
+        vf acc[O][4];
+        UNROLL for (int o = 0; o < O; o++) {
+            const vf v = all(bias ? bias[o] : 0.f);
+            UNROLL for (int p = 0; p < 4; p++) acc[o][p] = begins ? v : ld(out + o * s.out_channel + to[p]);
+        }
+        conv_tile<O, 4>(a.in, at, first, last, a.w, acc);
+        if (ALONG) conv_tile<O, 4>(b.in, at, first, last, b.w, acc);
+        if (op.pool) {
+            const long q = u / c.units, r = u % c.units;
+            UNROLL for (int o = 0; o < O; o++) {
+                vi* place = (vi*)(arg + q * s.arg_block + (o * c.units + r) * L);
+                vf m = acc[o][0] * scale;
+                if (ALONG) {
+                    const vi which = *place;
+                    m = which == 0 ? m : vf{};
+                    UNROLL for (int p = 1; p < 4; p++) m = which == p ? acc[o][p] * scale : m;
+                } else {
+                    vi which = {};
+                    UNROLL for (int p = 1; p < 4; p++) {
+                        const vf v = acc[o][p] * scale;
+                        const vi over = (v > m) | (v != v);
+                        m = over ? v : m;
+                        which = over ? vi{} + p : which;
+                    }
+                    if (op.relu) {
+                        const vi off = m <= vf{};
+                        m = off ? vf{} : m;
+                        which = off ? vi{} - 1 : which;
+                    }
+                    *place = which;
+                }
+                st(out + o * s.out_channel + to[0], m);
+            }
+        } else {
+            UNROLL for (int o = 0; o < O; o++)
+                UNROLL for (int p = 0; p < 4; p++) {
+                    if (p >= n) continue;
+                    const long z = o * s.out_channel + to[p];
+                    vf v = acc[o][p] * scale;
+                    if (op.relu && ends) v = ALONG ? (ld(made + z) > vf{} ? v : vf{}) : relu(v);
+                    st(out + z, v);
+                }
+        }
+        u += n;
+    }
+}
+
+template <bool ALONG>
+FN void conv_forward(Program* p, int i, const float* W, const float* V) {
+    const Op& op = p->ops[i];
+    const Conv& c = *p->conv[i];
+    const Value &in = p->values[op.in], &out = p->values[op.out];
+    const Strides s{block_size(in, L), row_size(in, L), channel_size(out, L), block_size(out, L), plain_size(out, L)};
+    pack(op, c, W, false, p->packed);
+    if (ALONG) pack(op, c, V, false, p->packed2);
+    const float *x = p->x[op.in], *bias = op.bias < 0 ? nullptr : (ALONG ? V : W) + op.bias;
+    const long units = blocks_of(p) * c.units;
+    // The inputs of a chunk of units stay in the cache while all outputs are computed from them; many kernels should not
+    // have to come from far for every chunk.
+    const long cache = out.c * c.taps * 4 > 16 * CACHE ? 8 * CACHE : CACHE;
+    const long chunk = std::max<long>(16, cache / (std::min<long>(c.ic, CHANNELS) * op.sy * op.sx * L * 4 * (op.pool ? 4 : 1)));
+    auto three = conv_units<3, ALONG>, two = conv_units<2, ALONG>, one = conv_units<1, ALONG>;
+    // So do the kernels of some input channels; pooled sums are not kept, so those are taken all at once.
+    const long some = op.pool ? c.taps : CHANNELS * op.kh * op.kw;
+    for (long u = 0; u < units; u += chunk)
+        for (long g = 0; g < op.groups; g++)
+            for (long first = 0; first < c.taps; first += some)
+            for (long o = 0, t; o < c.oc; o += t) {
+                t = tile(c.oc - o);
+                const long k = g * c.oc + o, w = k * c.taps, from = g * c.ic * channel_size(in, L), to = k * s.out_channel;
+                const Side a{(ALONG ? p->rx[op.in] : x) + from, p->packed + w}, b{x + from, ALONG ? p->packed2 + w : nullptr};
+                (t == 3 ? three : t == 2 ? two : one)(op, c, a, b, bias ? bias + k : nullptr, (ALONG ? p->rx : p->x)[op.out] + to,
+                                                      p->x[op.out] + to, op.pool ? p->arg[i] + k * c.units * L : nullptr, s, u,
+                                                      std::min(units, u + chunk), c.tap + first,
+                                                      c.tap + std::min(c.taps, first + some));
+            }
+}
+
+// d(loss)/d(what the convolution gave) of some blocks, with columns of zeros around it; `sums` are its sums by channel.
+FN void conv_delta(const Program* p, int i, const float* g, float* delta, long q0, long q1, float* sums) {
+    const Op& op = p->ops[i];
+    const Conv& c = *p->conv[i];
+    const Value& out = p->values[op.out];
+    const long rs = (c.ow + 2 * EDGE) * L, cs = c.oh * rs, rows = c.rows, cols = c.cols;
+    const long ors = row_size(out, L), ocs = channel_size(out, L), obs = block_size(out, L);
+    const vf scale = all(op.scale);
+    const bool odd = op.pool && (c.oh % 2 || c.ow % 2);
+    for (long q = q0; q < q1; q++)
+        for (long k = 0; k < out.c; k++) {
+            float* d = delta + ((q - q0) * out.c + k) * cs;
+            const float* from = g + (q * out.c + k) * rows * cols * L;
+            if (odd) memset(d, 0, cs * 4);
+            for (long y = 0; y < c.oh; y++) {
+                memset(d + y * rs, 0, EDGE * L * 4);
+                memset(d + (y + 1) * rs - EDGE * L, 0, EDGE * L * 4);
+            }
+            d += EDGE * L;
+            vf sum = ld(sums + k * L);
+            if (op.pool) {
+                const int32_t* arg = p->arg[i] + (q * out.c + k) * c.units * L;
+                for (long y = 0; y < rows; y++)
+                    for (long x = 0; x < cols; x++, from += L, arg += L) {
+                        const vi a = *(const vi*)arg;
+                        const vf v = a >= 0 ? ld(from) * scale : vf{};
+                        float* to = d + 2 * y * rs + 2 * x * L;
+                        st(to, a == 0 ? v : vf{});
+                        st(to + L, a == 1 ? v : vf{});
+                        st(to + rs, a == 2 ? v : vf{});
+                        st(to + rs + L, a == 3 ? v : vf{});
+                        sum += v;
+                    }
+            } else {
+                const float* made = p->x[op.out] + q * obs + k * ocs + out.pad * ors + out.pad * L;
+                for (long y = 0; y < rows; y++)
+                    for (long x = 0; x < cols; x++, from += L) {
+                        vf v = ld(from) * scale;
+                        if (op.relu) v = ld(made + y * ors + x * L) > vf{} ? v : vf{};
+                        st(d + y * rs + x * L, v);
+                        sum += v;
+                    }
+            }
+            st(sums + k * L, sum);
+        }
+}
+
+struct Area { long blocks, rows, cols, d_block, d_channel, d_row, i_block, i_row, i_col; };
+
+// sum[o][t] += Σ delta[o] * in[tap t] over an area of outputs.
+template <int O, int T>
+FN void weights_tile(const float* delta, const float* in, const long* tap, const Area& a, vf (&acc)[O][T]) {
+    for (long q = 0; q < a.blocks; q++)
+        for (long y = 0; y < a.rows; y++) {
+            const float* d = delta + q * a.d_block + y * a.d_row;
+            const float* r[T];
+            UNROLL for (int t = 0; t < T; t++) r[t] = in + q * a.i_block + y * a.i_row + tap[t];
+            for (long x = 0, z = 0; x < a.cols * L; x += L, z += a.i_col) {
+                vf b[O];
+                UNROLL for (int o = 0; o < O; o++) b[o] = ld(d + o * a.d_channel + x);
+                UNROLL for (int t = 0; t < T; t++) {
+                    const vf v = ld(r[t] + z);
+                    UNROLL for (int o = 0; o < O; o++) acc[o][t] += b[o] * v;
+                }
+            }
+        }
+}
+
+template <int O, int T>
+FN void weights_into(const float* delta, const float* in, const long* tap, const Area& a, float* to, long stride) {
+    vf acc[O][T];
+    UNROLL for (int o = 0; o < O; o++) UNROLL for (int t = 0; t < T; t++) acc[o][t] = ld(to + o * stride + t * L);
+    weights_tile<O, T>(delta, in, tap, a, acc);
+    UNROLL for (int o = 0; o < O; o++) UNROLL for (int t = 0; t < T; t++) st(to + o * stride + t * L, acc[o][t]);
+}
+
+typedef void (*Into)(const float*, const float*, const long*, const Area&, float*, long);
+const Into into[3][4] = {{weights_into<1, 1>, weights_into<1, 2>, weights_into<1, 3>, weights_into<1, 4>},
+                         {weights_into<2, 1>, weights_into<2, 2>, weights_into<2, 3>, weights_into<2, 4>},
+                         {weights_into<3, 1>, weights_into<3, 2>, weights_into<3, 3>, weights_into<3, 4>}};
+
+INLINE float& place(const Op& op, float* G, long k, long t) {  // of output k's tap t
+    const long kk = op.kh * op.kw;
+    return G[op.weight + k * op.so + t / kk * op.si + t % kk / op.kw * op.sky + t % op.kw * op.skx];
+}
+
+// G[o, i..] += Σ delta[o] * turned[..][i..] over an area of outputs, one of whose taps is at `from`.
+template <int O>
+FN void turned_tile(const float* delta, const float* from, long pitch, const Area& a, float* G, long stride, long step, long valid, bool add) {
+    vf acc[O][2];
+    UNROLL for (int o = 0; o < O; o++) acc[o][0] = acc[o][1] = vf{};
+    for (long q = 0; q < a.blocks; q++)
+        for (long y = 0; y < a.rows; y++) {
+            const float *d = delta + q * a.d_block + y * a.d_row, *r = from + q * a.i_block + y * a.i_row;
+            for (long x = 0; x < a.cols; x++, d += L, r += a.i_col)
+                for (long b = 0; b < L; b++) {
+                    const vf u = ld(r + b * pitch), v = ld(r + b * pitch + L);
+                    UNROLL for (int o = 0; o < O; o++) {
+                        const vf k = all(d[o * a.d_channel + b]);
+                        acc[o][0] += k * u, acc[o][1] += k * v;
+                    }
+                }
+        }
+    if (step == 1 && valid >= 2 * L) {
+        UNROLL for (int o = 0; o < O; o++) UNROLL for (int v = 0; v < 2; v++) {
+            float* to = G + o * stride + v * L;
+            vf was = {};
+            if (add) memcpy(&was, to, L * 4);
+            was += acc[o][v];
+            memcpy(to, &was, L * 4);
+        }
+        return;
+    }
+    for (int o = 0; o < O; o++)
+        for (long l = 0; l < std::min(valid, 2 * L); l++) {
+            float& to = G[o * stride + l * step];
+            to = (add ? to : 0.f) + acc[o][l / L][l % L];
+        }
+}
+
+// With all blocks at once: samples are laid out as [block][row][column][sample][channel], so that channels fill the vectors
+// and nothing has to be summed across them.
+FN void weights_turned(Program* p, int i, const float* x, const float* delta, float* G, bool add) {
+    const Op& op = p->ops[i];
+    const Conv& c = *p->conv[i];
+    const Value &in = p->values[op.in], &out = p->values[op.out];
+    const long blocks = blocks_of(p), h = in.h + 2 * in.pad, w = in.w + 2 * in.pad, area = h * w, pitch = (c.ic + 2 * L - 1) / (2 * L) * 2 * L;
+    const long drs = (c.ow + 2 * EDGE) * L, dcs = c.oh * drs;
+    Area a{blocks, c.oh, c.ow, out.c * dcs, dcs, drs, area * L * pitch, op.sy * w * L * pitch, op.sx * L * pitch};
+    for (long g = 0; g < op.groups; g++) {
+        const float* from = x + g * c.ic * area * L;
+        for (long q = 0; q < blocks; q++)
+            for (long z = 0; z < area; z++)
+                for (long k = 0; k < c.ic; k += L) {
+                    const float* r = from + q * in.c * area * L + k * area * L + z * L;
+                    float* to = p->turned + (q * area + z) * L * pitch + k;
+                    if (k + L <= c.ic) {
+                        float part[L][L];
+                        UNROLL for (int m = 0; m < L; m++) {
+                            const vf v = ld(r + m * area * L);
+                            UNROLL for (int b = 0; b < L; b++) part[b][m] = v[b];
+                        }
+                        UNROLL for (int b = 0; b < L; b++) memcpy(to + b * pitch, part[b], L * 4);
+                    } else {
+                        for (long m = 0; k + m < c.ic; m++)
+                            for (long b = 0; b < L; b++) to[b * pitch + m] = r[m * area * L + b];
+                    }
+                }
+        // Some rows at a time, so that they stay in the cache for all outputs.
+        const long whole = c.oh * op.sy * w * L * 2 * L * 4, rows = std::max<long>(1, std::min(c.oh, c.oh * CACHE / whole));
+        const long some = rows < c.oh ? 1 : std::max<long>(1, CACHE / whole);
+        for (long q = 0; q < blocks; q += some)
+            for (long y = 0; y < c.oh; y += rows) {
+                a.blocks = std::min(some, blocks - q), a.rows = std::min(rows, c.oh - y);
+                const float *d = delta + EDGE * L + q * a.d_block + y * a.d_row, *r = p->turned + q * a.i_block + y * a.i_row;
+                for (long k = 0; k < c.ic; k += 2 * L)
+                    for (long ky = 0; ky < op.kh; ky++)
+                        for (long kx = 0; kx < op.kw; kx++) {
+                            const long place = (in.pad - op.py + ky * op.dy) * w + in.pad - op.px + kx * op.dx;
+                            for (long o = 0, t; o < c.oc; o += t) {
+                                t = c.oc - o >= 6 ? 6 : tile(c.oc - o);
+                                const long channel = g * c.oc + o;
+                                auto f = t == 6 ? turned_tile<6> : t == 3 ? turned_tile<3> : t == 2 ? turned_tile<2> : turned_tile<1>;
+                                f(d + channel * dcs, r + place * L * pitch + k, pitch, a,
+                                  G + op.weight + channel * op.so + k * op.si + ky * op.sky + kx * op.skx, op.so, op.si, c.ic - k,
+                                  add || q || y);
+                            }
+                        }
+            }
+    }
+}
+
+// The kernels' gradient from blocks q0 to q1: sums by lane, added to `sums`; or, of all blocks at once, to G.
+FN void conv_weights(Program* p, int i, const float* x, const float* delta, long q0, long q1, float* G, bool add) {
+    const Op& op = p->ops[i];
+    const Conv& c = *p->conv[i];
+    const Value &in = p->values[op.in], &out = p->values[op.out];
+    const long irs = row_size(in, L), ics = channel_size(in, L), drs = (c.ow + 2 * EDGE) * L, dcs = c.oh * drs;
+    const float* from = x + q0 * block_size(in, L) + (in.pad - op.py) * irs + (in.pad - op.px) * L;
+    Area a{q1 - q0, c.oh, c.ow, out.c * dcs, dcs, drs, block_size(in, L), op.sy * irs, op.sx * L};
+    if (c.together) {
+        weights_turned(p, i, x, delta, G, add);
+        return;
+    }
+    long tap[4];
+    const long rows = std::max<long>(1, std::min<long>(8, 196608 / ((in.c + out.c) * c.ow * L * 4)));
+    for (long q = q0; q < q1; q++)
+        for (long y = 0; y < c.oh; y += rows) {
+            a.blocks = 1, a.rows = std::min(rows, c.oh - y);
+            const float *d = delta + (q - q0) * a.d_block + y * drs + EDGE * L, *r = from + (q - q0) * a.i_block + y * a.i_row;
+            for (long g = 0; g < op.groups; g++)
+                for (long o = 0, n; o < c.oc; o += n) {
+                    n = tile(c.oc - o);
+                    for (long t = 0, m; t < c.taps; t += m) {
+                        m = std::min<long>(4, c.taps - t);
+                        for (long j = 0; j < m; j++) tap[j] = c.tap[t + j].in;
+                        into[n - 1][m - 1](d + (g * c.oc + o) * dcs, r + g * c.ic * ics, tap, a,
+                                           p->sums + ((g * c.oc + o) * c.taps + t) * L, c.taps * L);
+                    }
+                }
+        }
+}
+
+template <int O, int P>
+FN void input_tile(const float* d, const long* at, const Tap* first, const Tap* last, const float* w, float* to, const long* places, long stride, bool again) {
+    vf acc[O][P];
+    UNROLL for (int o = 0; o < O; o++)
+        UNROLL for (int p = 0; p < P; p++) acc[o][p] = again ? ld(to + o * stride + places[p]) : vf{};
+    conv_tile<O, P>(d, at, first, last, w, acc);
+    UNROLL for (int o = 0; o < O; o++)
+        UNROLL for (int p = 0; p < P; p++) st(to + o * stride + places[p], acc[o][p]);
+}
+
+typedef void (*Input)(const float*, const long*, const Tap*, const Tap*, const float*, float*, const long*, long, bool);
+const Input input[3][4] = {{input_tile<1, 1>, input_tile<1, 2>, input_tile<1, 3>, input_tile<1, 4>},
+                           {input_tile<2, 1>, input_tile<2, 2>, input_tile<2, 3>, input_tile<2, 4>},
+                           {input_tile<3, 1>, input_tile<3, 2>, input_tile<3, 3>, input_tile<3, 4>}};
+
+// The input's gradient, of blocks q0 to q1, by kernels packed for going back.
+FN void conv_input(const Program* p, int i, const float* delta, const float* packed, float* dx, long q0, long q1, bool again) {
+    const Op& op = p->ops[i];
+    const Conv& c = *p->conv[i];
+    const Value &in = p->values[op.in], &out = p->values[op.out];
+    const long dcs = c.oh * (c.ow + 2 * EDGE) * L, dbs = out.c * dcs, cs = in.h * in.w * L, bs = in.c * cs;
+    const long taps = c.oc * op.kh * op.kw;
+    // A tile is four neighbours of one block, or of several where rows are short.
+    const long together = in.w / op.sx >= 12 ? 1 : q1 - q0;
+    for (long g = 0; g < op.groups; g++)
+        for (long first = 0; first < c.oc; first += CHANNELS)
+            for (long q = q0; q < q1; q += together)
+                for (long y = 0; y < in.h; y++)
+                    for (long k = 0, t; k < c.ic; k += t) {
+                        t = tile(c.ic - k);
+                        const float *w = packed + (g * c.ic + k) * taps, *d = delta + (q - q0) * dbs + g * c.oc * dcs;
+                        float* to = dx + q * bs + (g * c.ic + k) * cs;
+                        for (const Cell* e = c.cells + c.row[y]; e != c.cells + c.row[y + 1]; e++) {
+                            const Taps& list = c.lists[e->list];
+                            const long places = e->n * together, each = list.count / c.oc;
+                            const Tap* begin = list.first + first * each;
+                            const Tap* stop = list.first + std::min<long>(c.oc, first + CHANNELS) * each;
+                            for (long z = 0, n; z < places; z += n) {
+                                n = std::min<long>(4, places - z);
+                                long at[4], put_at[4];
+                                for (long j = 0; j < n; j++) {
+                                    const long block = (z + j) / e->n, x = (z + j) % e->n;
+                                    at[j] = block * dbs + e->from + x * L, put_at[j] = block * bs + e->to + x * e->step;
+                                }
+                                input[t - 1][n - 1](d, at, begin, stop, w, to, put_at, cs, again || first);
+                            }
+                        }
+                    }
+}
+
+FN void flush(Program* p, int i, float* G, bool add) {  // sums by lane, into G
+    const Op& op = p->ops[i];
+    const Conv& c = *p->conv[i];
+    const long channels = p->values[op.out].c;
+    for (long k = 0; k < channels; k++)
+        for (long t = 0; t < c.taps; t++) {
+            const float v = total(ld(p->sums + (k * c.taps + t) * L));
+            float& to = place(op, G, k, t);
+            to = add ? to + v : v;
+        }
+}
+
+FN void put_sums(float* to, const float* sums, long n, bool add) {
+    for (long k = 0; k < n; k++) {
+        const float v = total(ld(sums + k * L));
+        to[k] = add ? to[k] + v : v;
+    }
+}
+
+template <bool ALONG>
+FN void conv_backward(Program* p, int i, const float* W, const float* V, float* G, bool add) {
+    const Op& op = p->ops[i];
+    const Conv& c = *p->conv[i];
+    const long blocks = blocks_of(p), step = c.together ? blocks : 1, channels = p->values[op.out].c;
+    if (op.needs) {
+        pack(op, c, W, true, p->packed);
+        if (ALONG) pack(op, c, V, true, p->packed2);
+    }
+    memset(p->channel_sums, 0, 2 * channels * L * 4);
+    if (!c.together) memset(p->sums, 0, channels * c.taps * L * 4);
+    for (long q = 0; q < blocks; q += step) {
+        conv_delta(p, i, p->g[op.out], p->delta, q, q + step, p->channel_sums);
+        if (ALONG) conv_delta(p, i, p->rg[op.out], p->rdelta, q, q + step, p->channel_sums + channels * L);
+        if (op.learns) {
+            conv_weights(p, i, p->x[op.in], ALONG ? p->rdelta : p->delta, q, q + step, G, add);
+            if (ALONG) conv_weights(p, i, p->rx[op.in], p->delta, q, q + step, G, true);
+        }
+        if (op.needs) {
+            conv_input(p, i, p->delta, p->packed, p->g[op.in], q, q + step, op.again);
+            if (ALONG) {
+                conv_input(p, i, p->rdelta, p->packed, p->rg[op.in], q, q + step, op.again);
+                conv_input(p, i, p->delta, p->packed2, p->rg[op.in], q, q + step, true);
+            }
+        }
+    }
+    if (!op.learns) return;
+    if (!c.together) flush(p, i, G, add);
+    if (op.bias >= 0) put_sums(G + op.bias, p->channel_sums + (ALONG ? channels * L : 0), channels, add);
+}
+
+// ---- linear layers: products of a matrix in the row with blocks of samples
+
+// out[o][p] (+)= Σ_i w[o, i] x[i][p], for O outputs and P blocks.
+template <int O, int P>
+FN void mat_tile(const float* w, long wo, long wi, const float* x, long xi, long xp, long n, float* out, long oo, long op, bool more) {
+    vf acc[O][P];
+    UNROLL for (int o = 0; o < O; o++) UNROLL for (int p = 0; p < P; p++) acc[o][p] = more ? ld(out + o * oo + p * op) : vf{};
+    for (long i = 0; i < n; i++, w += wi, x += xi) {
+        vf b[O];
+        if (O <= 4) UNROLL for (int o = 0; o < O; o++) b[o] = all(w[o * wo]);
+        if (O <= 4) {
+            UNROLL for (int p = 0; p < P; p++) {
+                const vf v = ld(x + p * xp);
+                UNROLL for (int o = 0; o < O; o++) acc[o][p] += b[o] * v;
+            }
+        } else {
+            vf v[P];
+            UNROLL for (int p = 0; p < P; p++) v[p] = ld(x + p * xp);
+            UNROLL for (int o = 0; o < O; o++) {
+                const vf k = all(w[o * wo]);
+                UNROLL for (int p = 0; p < P; p++) acc[o][p] += k * v[p];
+            }
+        }
+    }
+    UNROLL for (int o = 0; o < O; o++) UNROLL for (int p = 0; p < P; p++) st(out + o * oo + p * op, acc[o][p]);
+}
+
+typedef void (*Mat)(const float*, long, long, const float*, long, long, long, float*, long, long, bool);
+#define MATS(O) {mat_tile<O, 1>, mat_tile<O, 2>, mat_tile<O, 3>, mat_tile<O, 4>}
+const Mat mats[3][4] = {MATS(1), MATS(2), MATS(3)};
+const Mat wide[4] = {mat_tile<12, 1>, mat_tile<6, 2>, mat_tile<4, 3>, mat_tile<3, 4>};
+const long wide_of[4] = {12, 6, 4, 3};
+
+// out[block][o] (+)= Σ_i w[o, i] x[block][i], for m outputs of n inputs.
+FN void mat(const float* w, long wo, long wi, const float* x, long n, float* out, long m, long blocks, bool more) {
+    const long chunk = 256;  // of inputs, which stay in the cache for all outputs
+    for (long q = 0, P; q < blocks; q += P) {
+        const long left = blocks - q;
+        P = left == 5 ? 3 : std::min<long>(4, left);
+        for (long i = 0; i < n || i == 0; i += chunk)
+            for (long o = 0, t; o < m; o += t) {
+                const bool full = m - o >= wide_of[P - 1];
+                t = full ? wide_of[P - 1] : std::min<long>(3, m - o);
+                (full ? wide[P - 1] : mats[t - 1][P - 1])(w + o * wo + i * wi, wo, wi, x + q * n * L + i * L, L, n * L,
+                                                         std::min(chunk, n - i), out + q * m * L + o * L, L, m * L, more || i);
+            }
+    }
+}
+
+// Samples as rows: [sample][input], so that products over samples can use the vectors.
+FN void turn(const float* x, long n, long blocks, float* to) {
+    const long pitch = padded(n);
+    for (long q = 0; q < blocks; q++)
+        for (long i = 0; i < n; i += L) {
+            const long m = std::min(L, n - i);
+            if (m == L) {
+                float part[L][L];
+                UNROLL for (int k = 0; k < L; k++) {
+                    const vf v = ld(x + (q * n + i + k) * L);
+                    UNROLL for (int b = 0; b < L; b++) part[b][k] = v[b];
+                }
+                for (int b = 0; b < L; b++) memcpy(to + (q * L + b) * pitch + i, part[b], L * 4);
+            } else {
+                for (long k = 0; k < m; k++)
+                    for (int b = 0; b < L; b++) to[(q * L + b) * pitch + i + k] = x[(q * n + i + k) * L + b];
+            }
+        }
+}
+
+template <int O>
+FN void outer_tile(const float* d, long m, const float* turned, long pitch, long blocks, float* g, long stride, long valid, bool add) {
+    vf acc[O][4];
+    UNROLL for (int o = 0; o < O; o++) UNROLL for (int p = 0; p < 4; p++) acc[o][p] = vf{};
+    for (long q = 0; q < blocks; q++, d += m * L)
+        for (long b = 0; b < L; b++, turned += pitch) {
+            vf k[O];
+            UNROLL for (int o = 0; o < O; o++) k[o] = all(d[o * L + b]);
+            UNROLL for (int p = 0; p < 4; p++) {
+                const vf v = ld(turned + p * L);
+                UNROLL for (int o = 0; o < O; o++) acc[o][p] += k[o] * v;
+            }
+        }
+    if (valid >= 4 * L && !add) {
+        UNROLL for (int o = 0; o < O; o++) UNROLL for (int p = 0; p < 4; p++) memcpy(g + o * stride + p * L, &acc[o][p], L * 4);
+        return;
+    }
+    for (int o = 0; o < O; o++)
+        for (long j = 0; j < std::min(valid, 4 * L); j++) {
+            float* to = g + o * stride + j;
+            const float v = acc[o][j / L][j % L];
+            *to = add ? *to + v : v;
+        }
+}
+
+// gw[o, i] (+)= Σ over samples d[o] x[i]
+FN void outer(const float* d, long m, const float* turned, long n, long blocks, float* g, bool add) {
+    const long pitch = padded(n);
+    for (long i = 0; i < n; i += 4 * L)
+        for (long o = 0, t; o < m; o += t) {
+            t = tile(m - o);
+            (t == 3 ? outer_tile<3> : t == 2 ? outer_tile<2> : outer_tile<1>)(d + o * L, m, turned + i, pitch, blocks, g + o * n + i, n, n - i, add);
+        }
+}
+
+template <bool ALONG>
+FN void linear_forward(Program* p, int i, const float* W, const float* V) {
+    const Op& op = p->ops[i];
+    const Value& in = p->values[op.in];
+    const long n = in.c * in.h * in.w, m = p->values[op.out].c, blocks = blocks_of(p);
+    float* out = (ALONG ? p->rx : p->x)[op.out];
+    mat(W + op.weight, n, 1, (ALONG ? p->rx : p->x)[op.in], n, out, m, blocks, false);
+    if (ALONG) mat(V + op.weight, n, 1, p->x[op.in], n, out, m, blocks, true);
+    const float* bias = op.bias < 0 ? nullptr : (ALONG ? V : W) + op.bias;
+    const vf scale = all(op.scale);
+    const float* made = p->x[op.out];
+    for (long q = 0; q < blocks; q++)
+        for (long o = 0; o < m; o++, out += L, made += L) {
+            vf v = (ld(out) + all(bias ? bias[o] : 0.f)) * scale;
+            if (op.relu) v = ALONG ? (ld(made) > vf{} ? v : vf{}) : relu(v);
+            st(out, v);
+        }
+}
+
+template <bool ALONG>
+FN void linear_backward(Program* p, int i, const float* W, const float* V, float* G, bool add) {
+    const Op& op = p->ops[i];
+    const Value& in = p->values[op.in];
+    const long n = in.c * in.h * in.w, m = p->values[op.out].c, blocks = blocks_of(p);
+    float *d = p->g[op.out], *rd = ALONG ? p->rg[op.out] : nullptr;
+    if (op.scale != 1)
+        for (long k = 0; k < blocks * m * L; k += L) {
+            st(d + k, ld(d + k) * (float)op.scale);
+            if (ALONG) st(rd + k, ld(rd + k) * (float)op.scale);
+        }
+    if (op.learns) {
+        turn(p->x[op.in], n, blocks, p->turned);
+        outer(ALONG ? rd : d, m, p->turned, n, blocks, G + op.weight, add);
+        if (ALONG) {
+            turn(p->rx[op.in], n, blocks, p->turned);
+            outer(d, m, p->turned, n, blocks, G + op.weight, true);
+        }
+        if (op.bias >= 0)
+            for (long o = 0; o < m; o++) {
+                vf s = {};
+                for (long q = 0; q < blocks; q++) s += ld((ALONG ? rd : d) + (q * m + o) * L);
+                float& to = G[op.bias + o];
+                to = add ? to + total(s) : total(s);
+            }
+    }
+    if (!op.needs) return;
+    mat(W + op.weight, 1, n, d, m, p->g[op.in], n, blocks, op.again);
+    if (ALONG) {
+        mat(W + op.weight, 1, n, rd, m, p->rg[op.in], n, blocks, op.again);
+        mat(V + op.weight, 1, n, d, m, p->rg[op.in], n, blocks, true);
+    }
+}
+
+// ---- everything else goes row by row
+
+struct Rows {  // where the rows of a value are: of its data (with a border) or its gradient (without)
+    long block, channel, row, start;
+};
+FN Rows data_rows(const Value& v) {
+    return {block_size(v, L), channel_size(v, L), row_size(v, L), v.pad * row_size(v, L) + v.pad * L};
+}
+FN Rows grad_rows(const Value& v) { return {plain_size(v, L), v.h * v.w * L, v.w * L, 0}; }
+INLINE long at(const Rows& r, long q, long c, long y) { return q * r.block + c * r.channel + y * r.row + r.start; }
+
+#define EACH(v) \
+    for (long q = 0; q < blocks; q++) \
+        for (long c = 0; c < (v).c; c++) \
+            for (long y = 0; y < (v).h; y++)
+#define ALONG_ROW(v) for (long x = 0; x < (v).w * L; x += L)
+
+// Where the ReLU behind an operation cut off, nothing goes back.
+FN void cut_off(const Program* p, const Op& op, float* g) {
+    const Value& v = p->values[op.out];
+    const Rows o = data_rows(v), r = grad_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) {
+        const float* made = p->x[op.out] + at(o, q, c, y);
+        float* d = g + at(r, q, c, y);
+        ALONG_ROW(v) st(d + x, ld(made + x) > vf{} ? ld(d + x) : vf{});
+    }
+}
+
+// ---- norms: over the batch (a channel each), or over groups of channels of each sample
+
+INLINE float* stat(float* all_, const Op& op, long q, long c, long per) {
+    return all_ + (op.batch ? c : q * op.groups + c / per) * 4 * L;
+}
+
+struct Sums { vf a, b; };
+
+// Means over what is normalised together: `per` channels at a time, then written to two slots of its statistics.
+FN void spread(const Program* p, const Op& op, const Value& v, float* stats, int slot, const vf* a, const vf* b) {
+    const long blocks = blocks_of(p), per = op.batch ? 1 : v.c / op.groups;
+    const float count = op.batch ? (float)(p->n * v.h * v.w) : (float)(per * v.h * v.w);
+    const long sets = op.batch ? v.c : op.groups * blocks;
+    for (long k = 0; k < sets; k++) {
+        vf s = a[k], t = b[k];
+        if (op.batch) s = all(total(s)), t = all(total(t));
+        st(stats + k * 4 * L + slot * L, s / all(count));
+        st(stats + k * 4 * L + (slot + 1) * L, t / all(count));
+    }
+}
+
+FN void norm_forward(Program* p, int i, float* W, int update) {
+    const Op& op = p->ops[i];
+    const Value& v = p->values[op.out];
+    const Rows r = data_rows(p->values[op.in]), o = data_rows(v);
+    const long blocks = blocks_of(p), per = op.batch ? 1 : v.c / op.groups, sets = op.batch ? v.c : op.groups * blocks;
+    const float* in = p->x[op.in];
+    float* s = p->stat[i];
+    vf *a = (vf*)p->set_sums, *b = a + sets;
+    if (op.batch == 2) {
+        for (long c = 0; c < v.c; c++) {
+            st(s + c * 4 * L, all(W[op.mean + c]));
+            st(s + c * 4 * L + L, all(1.f / std::sqrt(W[op.var + c] + (float)op.eps)));
+        }
+    } else {
+        for (long k = 0; k < sets; k++) a[k] = b[k] = vf{};
+        EACH(v) {
+            const float* z = in + at(r, q, c, y);
+            const vf here = op.batch ? present(p, q) : all(1.f);
+            vf sum = {};
+            ALONG_ROW(v) sum += ld(z + x);
+            a[op.batch ? c : q * op.groups + c / per] += (here > vf{} ? sum : vf{});
+        }
+        spread(p, op, v, s, 0, a, b);
+        EACH(v) {
+            const float* z = in + at(r, q, c, y);
+            const vf mean = ld(stat(s, op, q, c, per)), here = op.batch ? present(p, q) : all(1.f);
+            vf sum = {};
+            ALONG_ROW(v) { const vf d = ld(z + x) - mean; sum += d * d; }
+            b[op.batch ? c : q * op.groups + c / per] += (here > vf{} ? sum : vf{});
+        }
+        for (long k = 0; k < sets; k++) a[k] = b[k];
+        spread(p, op, v, s, 2, a, b);  // the variance, in both slots
+        for (long k = 0; k < sets; k++) {
+            const vf var = ld(s + k * 4 * L + 2 * L);
+            if (update && op.batch && op.mean >= 0) {
+                const float m = op.momentum, count = (float)(p->n * v.h * v.w);
+                W[op.mean + k] = (1 - m) * W[op.mean + k] + m * s[k * 4 * L];
+                W[op.var + k] = (1 - m) * W[op.var + k] + m * var[0] * (count / (count - 1));
+            }
+            vf root;
+            for (int l = 0; l < L; l++) root[l] = 1.f / std::sqrt(var[l] + (float)op.eps);
+            st(s + k * 4 * L + L, root);
+        }
+    }
+    EACH(v) {
+        const float* z = in + at(r, q, c, y);
+        const float* k = stat(s, op, q, c, per);
+        float* to = p->x[op.out] + at(o, q, c, y);
+        const vf mean = ld(k), root = ld(k + L), gamma = all(op.weight < 0 ? 1.f : W[op.weight + c]);
+        const vf beta = all(op.bias < 0 ? 0.f : W[op.bias + c]), slope = gamma * root;
+        ALONG_ROW(v) {
+            const vf w = (ld(z + x) - mean) * slope + beta;
+            st(to + x, op.relu ? relu(w) : w);
+        }
+    }
+}
+
+// Derivatives along a direction: those of mean and 1/std (in rstat: mean, and that of 1/std over 1/std), then of outputs.
+FN void norm_along(Program* p, int i, const float* W, const float* V) {
+    const Op& op = p->ops[i];
+    const Value& v = p->values[op.out];
+    const Rows r = data_rows(p->values[op.in]), o = data_rows(v);
+    const long blocks = blocks_of(p), per = op.batch ? 1 : v.c / op.groups, sets = op.batch ? v.c : op.groups * blocks;
+    const float *in = p->x[op.in], *rin = p->rx[op.in];
+    float *s = p->stat[i], *rs = p->rstat[i];
+    vf *a = (vf*)p->set_sums, *b = a + sets;
+    for (long k = 0; k < sets; k++) a[k] = b[k] = vf{};
+    if (op.batch != 2)
+        EACH(v) {
+            const float *z = in + at(r, q, c, y), *rz = rin + at(r, q, c, y), *k = stat(s, op, q, c, per);
+            const vf mean = ld(k), root = ld(k + L), here = op.batch ? present(p, q) : all(1.f);
+            vf f = {}, g = {};
+            ALONG_ROW(v) { const vf d = ld(rz + x); f += d; g += d * (ld(z + x) - mean) * root; }
+            const long set = op.batch ? c : q * op.groups + c / per;
+            a[set] += (here > vf{} ? f : vf{}), b[set] += (here > vf{} ? g : vf{});
+        }
+    spread(p, op, v, rs, 0, a, b);
+    for (long k = 0; k < sets; k++) st(rs + k * 4 * L + L, -ld(rs + k * 4 * L + L) * ld(s + k * 4 * L + L));
+    EACH(v) {
+        const float *z = in + at(r, q, c, y), *rz = rin + at(r, q, c, y), *k = stat(s, op, q, c, per), *rk = stat(rs, op, q, c, per);
+        const float* made = p->x[op.out] + at(o, q, c, y);
+        float* to = p->rx[op.out] + at(o, q, c, y);
+        const vf mean = ld(k), root = ld(k + L), gamma = all(op.weight < 0 ? 1.f : W[op.weight + c]);
+        const vf rgamma = all(op.weight < 0 ? 0.f : V[op.weight + c]), rbeta = all(op.bias < 0 ? 0.f : V[op.bias + c]);
+        ALONG_ROW(v) {
+            const vf hat = (ld(z + x) - mean) * root, rhat = root * (ld(rz + x) - ld(rk)) + hat * ld(rk + L);
+            const vf w = rgamma * hat + gamma * rhat + rbeta;
+            st(to + x, op.relu ? (ld(made + x) > vf{} ? w : vf{}) : w);
+        }
+    }
+}
+
+template <bool ALONG>
+FN void norm_backward(Program* p, int i, const float* W, const float* V, float* G, bool add) {
+    const Op& op = p->ops[i];
+    const Value& v = p->values[op.out];
+    const Rows r = data_rows(p->values[op.in]), d = grad_rows(v);
+    const long blocks = blocks_of(p), per = op.batch ? 1 : v.c / op.groups, sets = op.batch ? v.c : op.groups * blocks;
+    const float *in = p->x[op.in], *rin = ALONG ? p->rx[op.in] : nullptr;
+    float *g = p->g[op.out], *rg = ALONG ? p->rg[op.out] : nullptr, *s = p->stat[i], *rs = p->rstat[i];
+    vf *a = (vf*)p->set_sums, *b = a + sets, *ra = b + sets, *rb = ra + sets, *dg = rb + sets, *db = dg + v.c;
+    for (long k = 0; k < 4 * sets + 2 * v.c; k++) a[k] = vf{};
+    EACH(v) {
+        const float *z = in + at(r, q, c, y), *k = stat(s, op, q, c, per), *e = g + at(d, q, c, y);
+        const float *rz = ALONG ? rin + at(r, q, c, y) : nullptr, *re = ALONG ? rg + at(d, q, c, y) : nullptr;
+        const float* rk = ALONG ? stat(rs, op, q, c, per) : nullptr;
+        const vf mean = ld(k), root = ld(k + L), gamma = all(op.weight < 0 ? 1.f : W[op.weight + c]);
+        const vf rgamma = all(ALONG && op.weight >= 0 ? V[op.weight + c] : 0.f);
+        vf f = {}, h = {}, rf = {}, rh = {}, wg = {}, wb = {};
+        ALONG_ROW(v) {
+            const vf hat = (ld(z + x) - mean) * root, dy = ld(e + x);
+            f += dy, h += dy * hat;
+            if (ALONG) {
+                const vf rdy = ld(re + x), rhat = root * (ld(rz + x) - ld(rk)) + hat * ld(rk + L);
+                rf += rgamma * dy + gamma * rdy;
+                rh += (rgamma * dy + gamma * rdy) * hat + gamma * dy * rhat;
+                wb += rdy, wg += rdy * hat + dy * rhat;
+            }
+        }
+        const long set = op.batch ? c : q * op.groups + c / per;
+        a[set] += gamma * f, b[set] += gamma * h;
+        if (ALONG) ra[set] += rf, rb[set] += rh, dg[c] += wg, db[c] += wb;
+        else dg[c] += h, db[c] += f;
+    }
+    if (op.learns) {
+        if (op.weight >= 0) put_sums(G + op.weight, (float*)dg, v.c, add);
+        if (op.bias >= 0) put_sums(G + op.bias, (float*)db, v.c, add);
+    }
+    if (!op.needs) return;
+    if (op.batch == 2)
+        for (long k = 0; k < 4 * sets; k++) a[k] = vf{};
+    spread(p, op, v, s, 2, a, b);
+    if (ALONG) spread(p, op, v, rs, 2, ra, rb);
+    EACH(v) {
+        const float *z = in + at(r, q, c, y), *k = stat(s, op, q, c, per), *e = g + at(d, q, c, y);
+        const float *rz = ALONG ? rin + at(r, q, c, y) : nullptr, *re = ALONG ? rg + at(d, q, c, y) : nullptr;
+        const float* rk = ALONG ? stat(rs, op, q, c, per) : nullptr;
+        float *to = p->g[op.in] + at(d, q, c, y), *rto = ALONG ? p->rg[op.in] + at(d, q, c, y) : nullptr;
+        const vf mean = ld(k), root = ld(k + L), m1 = ld(k + 2 * L), m2 = ld(k + 3 * L);
+        const vf gamma = all(op.weight < 0 ? 1.f : W[op.weight + c]), here = present(p, q);
+        const vf rgamma = all(ALONG && op.weight >= 0 ? V[op.weight + c] : 0.f);
+        ALONG_ROW(v) {
+            const vf hat = (ld(z + x) - mean) * root, dy = ld(e + x);
+            vf w = root * (gamma * dy - m1 - hat * m2);
+            w = here > vf{} ? w : vf{};
+            if (ALONG) {
+                const vf rhat = root * (ld(rz + x) - ld(rk)) + hat * ld(rk + L), rh = rgamma * dy + gamma * ld(re + x);
+                vf u = ld(rk + L) * w + root * (rh - ld(rk + 2 * L) - rhat * m2 - hat * ld(rk + 3 * L));
+                u = here > vf{} ? u : vf{};
+                st(rto + x, op.again ? ld(rto + x) + u : u);
+            }
+            st(to + x, op.again ? ld(to + x) + w : w);
+        }
+    }
+}
+
+// ---- activations, dropout, sums, copies
+
+FN void act_forward(Program* p, const Op& op) {
+    const Value& v = p->values[op.out];
+    const Rows r = data_rows(p->values[op.in]), o = data_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) {
+        const float* z = p->x[op.in] + at(r, q, c, y);
+        float* to = p->x[op.out] + at(o, q, c, y);
+        ALONG_ROW(v) st(to + x, curve(op.activation, ld(z + x), op.scale).f);
+    }
+}
+
+FN void act_along(Program* p, const Op& op) {
+    const Value& v = p->values[op.out];
+    const Rows r = data_rows(p->values[op.in]), o = data_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) {
+        const float *z = p->x[op.in] + at(r, q, c, y), *rz = p->rx[op.in] + at(r, q, c, y);
+        float* to = p->rx[op.out] + at(o, q, c, y);
+        ALONG_ROW(v) st(to + x, curve(op.activation, ld(z + x), op.scale).d * ld(rz + x));
+    }
+}
+
+template <bool ALONG>
+FN void act_backward(Program* p, const Op& op) {
+    const Value& v = p->values[op.out];
+    const Rows r = data_rows(p->values[op.in]), d = grad_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) {
+        const float *z = p->x[op.in] + at(r, q, c, y), *e = p->g[op.out] + at(d, q, c, y);
+        float* to = p->g[op.in] + at(d, q, c, y);
+        ALONG_ROW(v) {
+            const Curve k = curve(op.activation, ld(z + x), op.scale);
+            const vf dy = ld(e + x), w = k.d * dy;
+            if (ALONG) {
+                const vf rz = ld(p->rx[op.in] + at(r, q, c, y) + x), rdy = ld(p->rg[op.out] + at(d, q, c, y) + x);
+                const vf u = k.dd * rz * dy + k.d * rdy;
+                float* rto = p->rg[op.in] + at(d, q, c, y) + x;
+                st(rto, op.again ? ld(rto) + u : u);
+            }
+            st(to + x, op.again ? ld(to + x) + w : w);
+        }
+    }
+}
+
+FN void dropout_forward(Program* p, int i, float** data) {
+    const Op& op = p->ops[i];
+    const Value& v = p->values[op.out];
+    const Rows r = data_rows(p->values[op.in]), o = data_rows(v), d = grad_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) {
+        const float *z = data[op.in] + at(r, q, c, y), *m = p->mask[i] + at(d, q, c, y);
+        float* to = data[op.out] + at(o, q, c, y);
+        ALONG_ROW(v) st(to + x, ld(z + x) * ld(m + x));
+    }
+}
+
+// Gradients that go on as they are, or by a mask.
+FN void pass_on(const Program* p, const float* from, const float* mask, float* to, const Value& v, bool again) {
+    const long n = blocks_of(p) * plain_size(v, L);
+    for (long k = 0; k < n; k += L) {
+        vf w = ld(from + k);
+        if (mask) w *= ld(mask + k);
+        st(to + k, again ? ld(to + k) + w : w);
+    }
+}
+
+template <bool ALONG>
+FN void add_forward(Program* p, const Op& op, float** data) {
+    const Value& v = p->values[op.out];
+    const Rows a = data_rows(p->values[op.in]), b = data_rows(p->values[op.in2]), o = data_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) {
+        const float *f = data[op.in] + at(a, q, c, y), *g = data[op.in2] + at(b, q, c, y), *made = p->x[op.out] + at(o, q, c, y);
+        float* to = data[op.out] + at(o, q, c, y);
+        ALONG_ROW(v) {
+            const vf w = ld(f + x) + ld(g + x);
+            st(to + x, !op.relu ? w : ALONG ? (ld(made + x) > vf{} ? w : vf{}) : relu(w));
+        }
+    }
+}
+
+FN void copy_forward(Program* p, const Op& op, float** data) {
+    const Value& v = p->values[op.out];
+    const Rows r = data_rows(p->values[op.in]), o = data_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) memcpy(data[op.out] + at(o, q, c, y), data[op.in] + at(r, q, c, y), v.w * L * 4);
+}
+
+// ---- pooling
+
+struct Window { long y0, y1, x0, x1; };
+INLINE Window window(const Op& op, const Value& in, long y, long x) {
+    const long a = y * op.sy - op.py, b = x * op.sx - op.px;
+    return {std::max<long>(a, 0), std::min<long>(a + op.kh, in.h), std::max<long>(b, 0), std::min<long>(b + op.kw, in.w)};
+}
+
+FN void max_forward(Program* p, int i) {
+    const Op& op = p->ops[i];
+    const Value &in = p->values[op.in], &v = p->values[op.out];
+    const Rows r = data_rows(in), o = data_rows(v), d = grad_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) {
+        const float* z = p->x[op.in] + at(r, q, c, 0);
+        float* to = p->x[op.out] + at(o, q, c, y);
+        int32_t* arg = p->arg[i] + at(d, q, c, y);
+        for (long x = 0; x < v.w; x++) {
+            const Window w = window(op, in, y, x);
+            vf m = ld(z + w.y0 * r.row + w.x0 * L);
+            vi which = vi{} + (int32_t)(w.y0 * in.w + w.x0);
+            for (long a = w.y0; a < w.y1; a++)
+                for (long b = w.x0; b < w.x1; b++) {
+                    const vf u = ld(z + a * r.row + b * L);
+                    const vi over = (u > m) | (u != u);
+                    m = over ? u : m;
+                    which = over ? vi{} + (int32_t)(a * in.w + b) : which;
+                }
+            st(to + x * L, op.relu ? relu(m) : m);
+            *(vi*)(arg + x * L) = which;
+        }
+    }
+}
+
+FN void max_along(Program* p, int i) {
+    const Op& op = p->ops[i];
+    const Value &in = p->values[op.in], &v = p->values[op.out];
+    const Rows r = data_rows(in), o = data_rows(v), d = grad_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) {
+        const float *rz = p->rx[op.in] + at(r, q, c, 0), *made = p->x[op.out] + at(o, q, c, y);
+        float* to = p->rx[op.out] + at(o, q, c, y);
+        const int32_t* arg = p->arg[i] + at(d, q, c, y);
+        for (long x = 0; x < v.w; x++) {
+            vf m;
+            for (int l = 0; l < L; l++) {
+                const long k = arg[x * L + l];
+                m[l] = rz[k / in.w * r.row + k % in.w * L + l];
+            }
+            if (op.relu) m = ld(made + x * L) > vf{} ? m : vf{};
+            st(to + x * L, m);
+        }
+    }
+}
+
+FN void max_backward(Program* p, int i, const float* g, float* dx) {
+    const Op& op = p->ops[i];
+    const Value &in = p->values[op.in], &v = p->values[op.out];
+    const Rows d = grad_rows(v), t = grad_rows(in);
+    const long blocks = blocks_of(p);
+    if (!op.again) memset(dx, 0, blocks * plain_size(in, L) * 4);
+    EACH(v) {
+        const float* e = g + at(d, q, c, y);
+        const int32_t* arg = p->arg[i] + at(d, q, c, y);
+        float* to = dx + at(t, q, c, 0);
+        for (long x = 0; x < v.w; x++) {
+            const Window w = window(op, in, y, x);
+            const vf u = ld(e + x * L);
+            const vi which = *(const vi*)(arg + x * L);
+            for (long a = w.y0; a < w.y1; a++)
+                for (long b = w.x0; b < w.x1; b++) {
+                    float* k = to + (a * in.w + b) * L;
+                    st(k, ld(k) + (which == (int32_t)(a * in.w + b) ? u : vf{}));
+                }
+        }
+    }
+}
+
+FN void mean_forward(Program* p, const Op& op, float** data, bool along) {
+    const Value &in = p->values[op.in], &v = p->values[op.out];
+    const Rows r = data_rows(in), o = data_rows(v);
+    const long blocks = blocks_of(p);
+    const vf share = all(op.scale);
+    EACH(v) {
+        const float *z = data[op.in] + at(r, q, c, 0), *made = p->x[op.out] + at(o, q, c, y);
+        float* to = data[op.out] + at(o, q, c, y);
+        for (long x = 0; x < v.w; x++) {
+            const Window w = window(op, in, y, x);
+            vf m = {};
+            for (long a = w.y0; a < w.y1; a++)
+                for (long b = w.x0; b < w.x1; b++) m += ld(z + a * r.row + b * L);
+            m *= share;
+            st(to + x * L, !op.relu ? m : along ? (ld(made + x * L) > vf{} ? m : vf{}) : relu(m));
+        }
+    }
+}
+
+FN void mean_backward(Program* p, const Op& op, const float* g, float* dx) {
+    const Value &in = p->values[op.in], &v = p->values[op.out];
+    const Rows d = grad_rows(v), t = grad_rows(in);
+    const long blocks = blocks_of(p);
+    const vf share = all(op.scale);
+    if (!op.again) memset(dx, 0, blocks * plain_size(in, L) * 4);
+    EACH(v) {
+        const float* e = g + at(d, q, c, y);
+        float* to = dx + at(t, q, c, 0);
+        for (long x = 0; x < v.w; x++) {
+            const Window w = window(op, in, y, x);
+            const vf u = ld(e + x * L) * share;
+            for (long a = w.y0; a < w.y1; a++)
+                for (long b = w.x0; b < w.x1; b++) {
+                    float* k = to + (a * in.w + b) * L;
+                    st(k, ld(k) + u);
+                }
+        }
+    }
+}
+
+// ---- whole networks
+
+FN void load(Program* p, const void* images, int kind, const int64_t* places, int n, const float* scale, const float* shift,
+             const uint8_t* flip, const int32_t* offset, int crop) {
+    const Value& v = p->values[0];
+    const Rows r = data_rows(v);
+    const long size = v.c * v.h * v.w;
+    p->n = n;
+    const long blocks = blocks_of(p);
+    for (long q = 0; q < blocks; q++) {
+        const uint8_t* bytes[L];
+        const float* floats[L];
+        for (int l = 0; l < L; l++) {
+            const long k = std::min<long>(q * L + l, n - 1), i = places ? places[k] : k;
+            bytes[l] = (const uint8_t*)images + i * size, floats[l] = (const float*)images + i * size;
+        }
+        for (long c = 0; c < v.c; c++)
+            for (long y = 0; y < v.h; y++) {
+                float* to = p->x[0] + at(r, q, c, y);
+                for (long x = 0; x < v.w; x++, to += L) {
+                    const long j = (c * v.h + y) * v.w + x;
+                    vf value = {};
+                    if (flip || offset) {
+                        for (int l = 0; l < L; l++) {
+                            const long k = std::min<long>(q * L + l, n - 1);
+                            const long a = y + (offset ? offset[2 * k] - crop : 0), b0 = x + (offset ? offset[2 * k + 1] - crop : 0);
+                            const long b = flip && flip[k] ? v.w - 1 - b0 : b0;
+                            const bool inside = a >= 0 && a < v.h && b >= 0 && b < v.w;
+                            const long m = (c * v.h + a) * v.w + b;
+                            value[l] = !inside ? 0.f : kind ? (float)bytes[l][m] : floats[l][m];
+                        }
+                    } else if (kind) {
+                        vi raw;
+                        UNROLL for (int l = 0; l < L; l++) raw[l] = bytes[l][j];
+                        value = __builtin_convertvector(raw, vf);
+                    } else {
+                        UNROLL for (int l = 0; l < L; l++) value[l] = floats[l][j];
+                    }
+                    if (scale) value = value * all(scale[j]) - all(shift[j]);
+                    st(to, value);
+                }
+            }
+    }
+}
+
+FN void mask(Program* p, int i, const float* given) {  // (n, c, h, w), for a dropout
+    const Value& v = p->values[p->ops[i].out];
+    const long size = v.c * v.h * v.w, blocks = blocks_of(p);
+    for (long q = 0; q < blocks; q++)
+        for (long j = 0; j < size; j++)
+            for (long l = 0; l < L; l++) p->mask[i][(q * size + j) * L + l] = q * L + l < p->n ? given[(q * L + l) * size + j] : 0.f;
+}
+
+FN void forward(Program* p, float* W, int update) {
+    for (int i = 0; i < p->n_ops; i++) {
+        const Op& op = p->ops[i];
+        switch (op.kind) {
+            case CONV: conv_forward<false>(p, i, W, nullptr); break;
+            case LINEAR: linear_forward<false>(p, i, W, nullptr); break;
+            case NORM: norm_forward(p, i, W, update); break;
+            case ACT: act_forward(p, op); break;
+            case MAXPOOL: max_forward(p, i); break;
+            case AVGPOOL: mean_forward(p, op, p->x, false); break;
+            case ADD: add_forward<false>(p, op, p->x); break;
+            case COPY: copy_forward(p, op, p->x); break;
+            case DROPOUT: dropout_forward(p, i, p->x); break;
+        }
+    }
+}
+
+FN void collect(const Program* p, float** data, float* to) {
+    for (int k = 0; k < p->n_out; k++) {
+        const long classes = p->values[p->out[k]].c;
+        const float* z = data[p->out[k]];
+        for (long i = 0; i < p->n; i++)
+            for (long c = 0; c < classes; c++) *to++ = z[(i / L * classes + c) * L + i % L];
+    }
+}
+
+FN void logits(Program* p, float* to) { collect(p, p->x, to); }
+
+FN void put(Program* p, const float* d) {  // d(loss)/d(outputs), where going back begins
+    for (int k = 0; k < p->n_out; k++) {
+        const long classes = p->values[p->out[k]].c;
+        float* g = p->g[p->out[k]];
+        memset(g, 0, blocks_of(p) * classes * L * 4);
+        for (long i = 0; i < p->n; i++)
+            for (long c = 0; c < classes; c++) g[(i / L * classes + c) * L + i % L] = *d++;
+    }
+}
+
+// The mean cross-entropy times `share`, and what it sends back.
+FN double loss(Program* p, const int64_t* y, float share) {
+    const long classes = p->values[p->out[0]].c, blocks = blocks_of(p);
+    const float each = share / p->n;
+    double sum = 0;
+    for (long q = 0; q < blocks; q++) {
+        const float* z = p->x[p->out[0]] + q * classes * L;
+        float* g = p->g[p->out[0]] + q * classes * L;
+        vf m = ld(z), s = {};
+        for (long c = 1; c < classes; c++) m = ld(z + c * L) > m ? ld(z + c * L) : m;
+        for (long c = 0; c < classes; c++) {
+            const vf e = exp_of(ld(z + c * L) - m);
+            st(g + c * L, e);
+            s += e;
+        }
+        vf part = {};
+        for (long l = 0; l < L; l++) {
+            const long i = q * L + l;
+            if (i >= p->n) continue;
+            sum += std::log((double)s[l]) - ((double)z[y[i] * L + l] - m[l]);
+            part[l] = each / s[l];
+        }
+        for (long c = 0; c < classes; c++) st(g + c * L, part > vf{} ? ld(g + c * L) * part : part);
+        for (long l = 0; l < L && q * L + l < p->n; l++) g[y[q * L + l] * L + l] -= each;
+    }
+    return sum * each;
+}
+
+template <bool ALONG>
+FN void back(Program* p, const float* W, const float* V, float* G, bool add) {
+    for (int i = p->n_ops - 1; i >= 0; i--) {
+        const Op& op = p->ops[i];
+        const bool more = add || op.adds;
+        float *g = p->g[op.out], *rg = p->rg[op.out];
+        if (!g) continue;
+        if (op.relu && op.kind != CONV) {
+            cut_off(p, op, g);
+            if (ALONG) cut_off(p, op, rg);
+        }
+        switch (op.kind) {
+            case CONV: conv_backward<ALONG>(p, i, W, V, G, more); continue;
+            case LINEAR: linear_backward<ALONG>(p, i, W, V, G, more); continue;
+            case NORM: norm_backward<ALONG>(p, i, W, V, G, more); continue;
+        }
+        if (op.in2 >= 0 && op.needs2) {
+            const Value& v = p->values[op.out];
+            pass_on(p, g, nullptr, p->g[op.in2], v, op.again2);
+            if (ALONG) pass_on(p, rg, nullptr, p->rg[op.in2], v, op.again2);
+        }
+        if (!op.needs) continue;
+        for (int along = 0; along < (ALONG ? 2 : 1); along++) {
+            float *from = along ? rg : g, *to = (along ? p->rg : p->g)[op.in];
+            switch (op.kind) {
+                case ACT: if (!along) act_backward<ALONG>(p, op); break;
+                case MAXPOOL: max_backward(p, i, from, to); break;
+                case AVGPOOL: mean_backward(p, op, from, to); break;
+                case ADD: case COPY: pass_on(p, from, nullptr, to, p->values[op.out], op.again); break;
+                case DROPOUT: pass_on(p, from, p->mask[i], to, p->values[op.out], op.again); break;
+            }
+        }
+    }
+}
+
+FN void backward(Program* p, const float* W, float* G, int add) { back<false>(p, W, nullptr, G, add); }
+
+FN void along(Program* p, const float* W, const float* V, float* out, float* G) {
+    for (int i = 0; i < p->n_ops; i++) {
+        const Op& op = p->ops[i];
+        switch (op.kind) {
+            case CONV: conv_forward<true>(p, i, W, V); break;
+            case LINEAR: linear_forward<true>(p, i, W, V); break;
+            case NORM: norm_along(p, i, W, V); break;
+            case ACT: act_along(p, op); break;
+            case MAXPOOL: max_along(p, i); break;
+            case AVGPOOL: mean_forward(p, op, p->rx, true); break;
+            case ADD: add_forward<true>(p, op, p->rx); break;
+            case COPY: copy_forward(p, op, p->rx); break;
+            case DROPOUT: dropout_forward(p, i, p->rx); break;
+        }
+    }
+    collect(p, p->rx, out);
+    for (int k = 0; k < p->n_out; k++)  // d(loss)/d(outputs) is given: it does not change along the way
+        memset(p->rg[p->out[k]], 0, blocks_of(p) * p->values[p->out[k]].c * L * 4);
+    back<true>(p, W, V, G, false);
+}
+
+FN void descend(float* W, const float* G, long n, float lr) {  // one rounding, as torch's
+    for (long i = 0; i < n; i++) W[i] = __builtin_fmaf(-lr, G[i], W[i]);
+}
+
+FN double peak(long rounds) {
+    vf a[10];
+    UNROLL for (int k = 0; k < 10; k++) a[k] = all(.1f * (k + 1));
+    volatile float f = .999f, g = 1e-6f;
+    const vf x = all(f), y = all(g);
+    for (long r = 0; r < rounds; r++) UNROLL for (int k = 0; k < 10; k++) a[k] = a[k] * x + y;
+    vf s = {};
+    for (int k = 0; k < 10; k++) s += a[k];
+    f = total(s);
+    return rounds * 20.0 * L;
+}
+
+}  // namespace ISA
+}  // namespace
+
+#endif

@@ -1,0 +1,94 @@
+"""The compiled kernels, if there are any, and which of them this CPU can run.
+
+Which instruction set is used is a fixed rule: AVX2 on x86-64, so that all such machines compute the
+same bits; NEON on 64-bit ARM. AVX-512 is there for those who ask for it. AVX2 is what the tests run
+on; the others are compiled from the same source, and are used only if they pass a self-test first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+#: instruction sets by number, as in kernels.cpp, with the number of samples in a vector
+SETS = {0: ("plain", 4), 1: ("avx2", 8), 2: ("avx512", 16)}
+PLAIN, AVX2, AVX512 = SETS
+
+_P, _I, _L, _F, _D = (
+    ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_float, ctypes.c_double,
+)  # fmt: skip
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "fl_supported": (_I, []),
+    "fl_sizes": (_L, [_I]),
+    "fl_make": (_P, [_I, _P, _I, _P, _I, _P, _I, _L]),
+    "fl_free": (None, [_P]),
+    "fl_bytes": (_L, [_P]),
+    "fl_load": (None, [_P, _P, _I, _P, _I, _P, _P, _P, _P, _I]),
+    "fl_mask": (None, [_P, _I, _P]),
+    "fl_forward": (None, [_P, _P, _I, _P]),
+    "fl_backward": (None, [_P, _P, _P, _P, _I]),
+    "fl_gradient": (_D, [_P, _P, _P, _P, _F, _I, _I]),
+    "fl_along": (_I, [_P, _P, _P, _P, _P, _P]),
+    "fl_steps": (_D, [_P, _P, _P, _L, _P, _I, _P, _P, _P, _I, _P, _P, _P, _P, _I, _F]),
+    "fl_peak": (_D, [_I, _L]),
+}
+
+
+def bind(path: Path) -> ctypes.CDLL:
+    """The functions in a compiled file."""
+    lib = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernels that were compiled when fedloom was installed; None: there was no compiler.
+    `FEDLOOM_KERNELS` names another file (`make sanitise`)."""
+    other = os.environ.get("FEDLOOM_KERNELS")
+    if other:
+        return bind(Path(other))
+    for path in sorted(Path(__file__).parent.glob("_kernels*")):
+        if path.suffix in (".so", ".pyd", ".dylib"):
+            try:
+                return bind(path)
+            except (OSError, AttributeError):  # of another platform, or of an older version
+                continue
+    return None
+
+
+@cache
+def instructions() -> int | None:
+    """The number of the instruction set to use; None: nothing here is worth using."""
+    lib = library()
+    if lib is None:
+        return None
+    if lib.fl_supported() & 1 << AVX2:
+        return AVX2
+    return PLAIN if platform.machine() in ("aarch64", "arm64") and right(PLAIN) else None
+
+
+def supported(number: int) -> bool:
+    """Whether the CPU has this instruction set, and there are kernels for it."""
+    lib = library()
+    return lib is not None and bool(lib.fl_supported() & 1 << number)
+
+
+@cache
+def right(number: int) -> bool:
+    """Whether kernels compute the right thing here: AVX2's are known to, others are tried."""
+    from fedloom.native.selftest import passes
+
+    return supported(number) and (number == AVX2 or passes(number))
+
+
+def why_not() -> str:
+    """Why there is nothing to use, in words."""
+    if library() is None:
+        return "fedloom was installed without a C++ compiler, so its kernels were not built"
+    return "this CPU has neither AVX2 with FMA nor NEON that passes the self-test"

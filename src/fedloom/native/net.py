@@ -1,0 +1,351 @@
+"""A module run by the kernels: whole SGD steps, gradients, scores, and as a function for autograd.
+
+A `Native` belongs to one module and its layout. It makes a plan for each mode on first use and
+memory for the largest batch so far. What it computes is what torch computes, up to rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fedloom.layout import Layout
+from fedloom.native.library import SETS, instructions, library, why_not
+from fedloom.native.plan import Op, Plan, Unplanned, Value, plan
+
+_MEMORY = 256 * 2**20  # bytes that passes which may be gone back through can hold on to
+CHUNK = 64  # samples that go through a net together where they do not depend on one another
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Samples in memory: rows of an array, picked by index, with what to do to them on the way.
+
+    Value j of a row becomes value · scale[j] − shift[j]. `flip` says per picked sample whether it
+    is mirrored, `offset` where it is cut out of itself with a border of `crop` raw zeros.
+    """
+
+    array: np.ndarray
+    at: np.ndarray
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    flip: np.ndarray | None = None
+    offset: np.ndarray | None = None
+    crop: int = 0
+
+    def __post_init__(self) -> None:
+        assert can_read(self.array)
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def some(self, start: int, stop: int) -> Pictures:
+        flip = None if self.flip is None else self.flip[start:stop]
+        offset = None if self.offset is None else self.offset[start:stop]
+        return Pictures(
+            self.array, self.at[start:stop], self.scale, self.shift, flip, offset, self.crop
+        )
+
+
+def can_read(array: object) -> TypeGuard[np.ndarray]:
+    """Whether the kernels can take samples straight from this array."""
+    if not isinstance(array, np.ndarray):
+        return False
+    return array.flags.c_contiguous and array.dtype in (np.uint8, np.float32)
+
+
+class Program:
+    """A plan with memory for batches of some size."""
+
+    def __init__(self, made: Plan, batch: int, number: int) -> None:
+        lib = library()
+        assert lib is not None
+        self.lib, self.plan, self.batch = lib, made, batch
+        assert lib.fl_sizes(0) == ctypes.sizeof(Op)
+        assert lib.fl_sizes(1) == ctypes.sizeof(Value)
+        ops, values = (Op * len(made.ops))(*made.ops), (Value * len(made.values))(*made.values)
+        outputs = (ctypes.c_int64 * len(made.outputs))(*made.outputs)
+        handle = lib.fl_make(
+            number, ops, len(made.ops), values, len(made.values), outputs, len(made.outputs), batch
+        )
+        if not handle:
+            raise MemoryError(f"no memory for the activations of {batch} samples")
+        self.handle = handle
+        self._holder: weakref.ref[_Pass] | None = None
+        self._free = weakref.finalize(self, lib.fl_free, handle)
+
+    @property
+    def bytes(self) -> int:
+        return self.lib.fl_bytes(self.handle)
+
+    @property
+    def holder(self) -> _Pass | None:
+        """The pass whose activations are in memory, while somebody may go back through it."""
+        return None if self._holder is None else self._holder()
+
+    def held_by(self, this: _Pass | None) -> None:
+        self._holder = None if this is None else weakref.ref(this)
+
+    def load(self, pictures: Pictures) -> None:
+        given = pictures.array
+        self.lib.fl_load(
+            self.handle, given.ctypes.data, int(given.dtype == np.uint8),
+            _data(pictures.at), len(pictures), _ptr(pictures.scale), _ptr(pictures.shift),
+            _data(pictures.flip), _data(pictures.offset), pictures.crop,
+        )  # fmt: skip
+
+    def load_batch(self, x: Tensor) -> None:
+        """A batch as the module itself would get it."""
+        x = x.detach().contiguous()
+        self.lib.fl_load(self.handle, x.data_ptr(), 0, 0, len(x), 0, 0, 0, 0, 0)
+
+    def load_masks(self, masks: list[Tensor]) -> None:
+        for (op, _, _), mask in zip(self.plan.masks, masks, strict=True):
+            self.lib.fl_mask(self.handle, op, mask.data_ptr())
+
+    def forward(self, row: Tensor, n: int, update: bool) -> Tensor:
+        out = torch.empty(len(self.plan.outputs), n, self.plan.classes)
+        self.lib.fl_forward(self.handle, row.data_ptr(), int(update), out.data_ptr())
+        if self.plan.averaged:
+            return out.mean(0)
+        return out if self.plan.stacked else out[0]
+
+
+def _data(array: np.ndarray | None) -> int:
+    return 0 if array is None else array.ctypes.data
+
+
+def _ptr(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class Native:
+    """One module, run by the kernels."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        shape: tuple[int, int, int],
+        number: int | None = None,
+    ) -> None:
+        number = instructions() if number is None else number
+        if number is None:
+            raise Unplanned(why_not())
+        self.module, self.layout, self.shape, self._number = module, layout, shape, number
+        self._plans: dict[bool, Plan] = {}
+        self._programs: dict[bool, Program] = {}
+        self._passes: list[Program] = []  # of the function for autograd
+        for training in (True, False):
+            was = module.training
+            modes = {m: m.training for m in module.modules()}
+            module.train(training)
+            try:
+                self._plans[training] = plan(module, layout, shape)
+                if self._plans[training].masks and not training:
+                    raise Unplanned("it drops units in evaluation too")
+            finally:
+                module.training = was
+                for m, mode in modes.items():
+                    m.training = mode
+
+    @property
+    def name(self) -> str:
+        return SETS[self._number][0]
+
+    def plan(self, training: bool) -> Plan:
+        return self._plans[training]
+
+    def program(self, n: int, training: bool) -> Program:
+        """With memory for n samples."""
+        found = self._programs.get(training)
+        if found is None or found.batch < n:
+            self._programs.pop(training, None)
+            found = Program(self._plans[training], max(n, 1), self._number)
+            self._programs[training] = found
+        return found
+
+    def program_for(self, this: _Pass, n: int) -> Program:
+        """For a pass that may be gone back through: one with its activations still in memory, one
+        that nobody needs any more, a new one; or, where that is too much, somebody else's."""
+        mine = [p for p in self._passes if p.holder is this]
+        if mine:
+            return mine[0]
+        fits = [p for p in self._passes if p.batch >= n]
+        free = [p for p in fits if p.holder is None]
+        if not free and sum(p.bytes for p in self._passes) < _MEMORY:
+            free = [Program(self._plans[True], n, self._number)]
+            self._passes += free
+        if not free:
+            self._passes = [p for p in self._passes if p.holder is not None and p.batch >= n]
+            free = self._passes[:1] or [Program(self._plans[True], n, self._number)]
+            self._passes = self._passes or free
+        free[0].held_by(None)
+        return free[0]
+
+    # ---- training
+
+    def gradient(self, row: Tensor, grad: Tensor, pictures: Pictures, y: Tensor) -> float:
+        """Write the gradient of the mean cross-entropy into `grad`; running statistics in `row`
+        move. Returns the loss."""
+        made, n = self._plans[True], len(pictures)
+        self.check(n)
+        size = n if made.coupled else min(n, CHUNK)
+        program = self.program(size, True)
+        loss = 0.0
+        for at in range(0, n, size):
+            some = pictures.some(at, at + size)
+            program.load(some)
+            program.load_masks(self.masks(len(some)))
+            loss += program.lib.fl_gradient(
+                program.handle, row.data_ptr(), grad.data_ptr(), y[at : at + size].data_ptr(),
+                len(some) / n, 1, int(at > 0),
+            )  # fmt: skip
+        return loss
+
+    def steps(
+        self, row: Tensor, grad: Tensor, pictures: Pictures, y: Tensor, cuts: np.ndarray, lr: float
+    ) -> float:
+        """Plain SGD over batches, which are `pictures` between `cuts`. Returns the sum of the
+        samples' losses."""
+        sizes = np.diff(cuts)
+        for n in (int(sizes.min()), int(sizes.max())):
+            self.check(n)
+        program = self.program(int(sizes.max()), True)
+        given = pictures.array
+        return program.lib.fl_steps(
+            program.handle, row.data_ptr(), grad.data_ptr(), self.layout.trainable,
+            given.ctypes.data, int(given.dtype == np.uint8), _data(pictures.at), y.data_ptr(),
+            _data(cuts), len(sizes), _ptr(pictures.scale), _ptr(pictures.shift),
+            _data(pictures.flip), _data(pictures.offset), pictures.crop, lr,
+        )  # fmt: skip
+
+    def check(self, n: int) -> None:
+        """Refuse what batch norm can't be computed on, in torch's words."""
+        made = self._plans[True]
+        if made.coupled and n * made.least < 2:
+            raise ValueError("Expected more than 1 value per channel when training")
+
+    def masks(self, n: int) -> list[Tensor]:
+        """What dropout leaves of n samples, drawn as torch draws it."""
+        return [
+            nn.functional.dropout(torch.ones(n, *shape), chance)
+            for _, chance, shape in self._plans[True].masks
+        ]
+
+    # ---- looking
+
+    def logits(self, row: Tensor, pictures: Pictures) -> Tensor:
+        """What the model answers in evaluation mode."""
+        program = self.program(min(len(pictures), CHUNK), False)
+        out = []
+        for at in range(0, len(pictures), CHUNK):
+            some = pictures.some(at, at + CHUNK)
+            program.load(some)
+            out.append(program.forward(row, len(some), False))
+        return torch.cat(out)
+
+    def answers(self, row: Tensor, x: Tensor) -> Tensor:
+        """The same, of normalised images."""
+        program = self.program(min(len(x), CHUNK), False)
+        out = []
+        for some in x.split(CHUNK):
+            program.load_batch(some)
+            out.append(program.forward(row, len(some), False))
+        return torch.cat(out)
+
+    # ---- as a function of weights that autograd can go through, twice
+
+    def __call__(self, weights: Tensor, rest: Tensor, x: Tensor, update: bool = False) -> Tensor:
+        """Logits in training mode; `rest` are the columns behind the trainable ones. With `update`,
+        running statistics in it move."""
+        self.check(len(x))
+        return _Forward.apply(weights, x, _Pass(self, rest, self.masks(len(x)), update))
+
+
+@dataclass(eq=False)
+class _Pass:
+    """One pass of a batch through a net: what is needed to go back, or to do it again."""
+
+    native: Native
+    rest: Tensor
+    masks: list[Tensor]
+    update: bool
+
+    def row(self, weights: Tensor) -> Tensor:
+        return torch.cat([weights, self.rest]) if self.rest.numel() else weights
+
+    def run(self, weights: Tensor, x: Tensor) -> Tensor:
+        """Forward; afterwards a program's memory holds this pass."""
+        program = self.native.program_for(self, len(x))
+        program.load_batch(x)
+        program.load_masks(self.masks)
+        row = self.row(weights.detach().contiguous())
+        out = program.forward(row, len(x), self.update)
+        if self.update and self.rest.numel():
+            self.rest.copy_(row[weights.numel() :])
+        self.update = False
+        program.held_by(self)
+        return out
+
+    def ready(self, weights: Tensor, x: Tensor) -> Program:
+        """A program with this pass in its memory."""
+        program = self.native.program_for(self, len(x))
+        if program.holder is not self:
+            self.run(weights, x)
+            program = self.native.program_for(self, len(x))
+        return program
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, x: Tensor, this: _Pass) -> Tensor:
+        ctx.this = this
+        ctx.save_for_backward(weights, x)
+        return this.run(weights, x)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        weights, x = ctx.saved_tensors
+        return _Backward.apply(weights, d, x, ctx.this), None, None
+
+
+class _Backward(torch.autograd.Function):
+    """d(d · outputs)/d(weights), which can be differentiated once more."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, d: Tensor, x: Tensor, this: _Pass) -> Tensor:
+        ctx.this = this
+        ctx.save_for_backward(weights, d, x)
+        program = this.ready(weights, x)
+        grad = torch.zeros(weights.numel())
+        row = this.row(weights.detach().contiguous())
+        given = d.contiguous()
+        program.lib.fl_backward(
+            program.handle, row.data_ptr(), grad.data_ptr(), given.data_ptr(), 0
+        )
+        return grad
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        weights, d, x = ctx.saved_tensors
+        this = ctx.this
+        program = this.ready(weights, x)
+        row = this.row(weights.detach().contiguous())
+        direction = torch.cat([v, torch.zeros_like(this.rest)]) if this.rest.numel() else v
+        direction, given = direction.contiguous(), d.contiguous()
+        grad, out = torch.zeros(weights.numel()), torch.empty_like(given)
+        if not program.lib.fl_along(
+            program.handle, row.data_ptr(), direction.data_ptr(), given.data_ptr(),
+            out.data_ptr(), grad.data_ptr(),
+        ):  # fmt: skip
+            raise MemoryError("no memory for second derivatives")
+        return grad, out, None, None

@@ -1,0 +1,596 @@
+"""The kernels compute what torch computes, on any network that they take."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from native_nets import network
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+import fedloom
+from fedloom.engine import kernels as engine_kernels
+from fedloom.engine.batches import Augment
+from fedloom.engine.kernels import kernels_for, resolve
+from fedloom.engine.resident import flat
+from fedloom.errors import FedloomError
+from fedloom.layout import Layout
+from fedloom.models import build
+from fedloom.native import library as native_library
+from fedloom.native import net as native_net
+from fedloom.native.library import SETS, library
+from fedloom.native.net import Native, Pictures
+from fedloom.native.plan import Unplanned, plan
+
+BUILT = library() is not None
+HERE = [k for k in SETS if BUILT and library().fl_supported() & 1 << k]
+needs_kernels = pytest.mark.skipif(not HERE, reason="fedloom was installed without a compiler")
+NETS = 40
+
+
+def plain(images):
+    return Pictures(images.numpy(), np.arange(len(images)))
+
+
+def rows_of(layout, tensors):
+    """Tensors by name as the trainable part of a row, in double precision."""
+    out = torch.zeros(layout.trainable, dtype=torch.float64)
+    for e in layout.entries:
+        if e.kind == "param" and tensors[e.name] is not None:
+            e.view(out).copy_(tensors[e.name])
+    return out
+
+
+def apart(layout, got, want):
+    """The largest difference of a tensor's values, relative to its layer's largest; where they
+    should vanish (a bias in front of a batch norm), or nearly, only rounding is left, which is
+    taken relative to the largest of all."""
+    worst, most = 0.0, float(want.abs().max())
+    for e in (e for e in layout.entries if e.kind == "param"):
+        of_layer = [o for o in layout.entries if o.layer == e.layer and o.kind == "param"]
+        scale = max(float(o.view(want).abs().max()) for o in of_layer)
+        if float(e.view(want).abs().max()) < 1e-6 * most or scale < 1e-2 * most:
+            scale = most
+        found = float((e.view(got).double() - e.view(want)).abs().max())
+        worst = max(worst, found / max(scale, 1e-12))
+    return worst
+
+
+class Case:
+    def __init__(self, seed, number):
+        self.net, self.shape, n = network(seed)
+        self.layout = Layout.of(self.net)
+        self.row = self.layout.flatten(self.net)
+        self.native = Native(self.net, self.layout, self.shape, number)
+        rng = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(n, *self.shape, generator=rng)
+        self.y = torch.randint(0, self.net[-1].out_features, (n,), generator=rng)
+        self.direction = torch.randn(self.layout.trainable, generator=rng)
+        self.exact = copy.deepcopy(self.net).double().train()
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
+def test_random_networks_agree_with_double_precision(number):
+    for seed in range(NETS):
+        case = Case(seed, number)
+        layout, cut = case.layout, case.layout.trainable
+        row, grad = case.row.clone(), torch.zeros(cut)
+        loss = case.native.gradient(row, grad, plain(case.x), case.y)
+        wanted = F.cross_entropy(case.exact(case.x.double()), case.y)
+        wanted.backward()
+        assert loss == pytest.approx(wanted.item(), rel=1e-5), seed
+        tensors = {name: p.grad for name, p in case.exact.named_parameters()}
+        assert apart(layout, grad, rows_of(layout, tensors)) < 1e-4, seed
+        for name, value in case.exact.named_buffers():
+            if "running" in name:  # they moved once
+                found = next(e for e in layout.entries if e.name == name).view(row)
+                torch.testing.assert_close(found.double(), value, rtol=1e-4, atol=1e-5)
+        looking = copy.deepcopy(layout.load(case.net, row)).double().eval()
+        torch.testing.assert_close(
+            case.native.logits(row, plain(case.x)).double(), looking(case.x.double()),
+            rtol=1e-4, atol=1e-4,
+        )  # fmt: skip
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
+def test_second_derivatives_agree_with_double_precision(number):
+    for seed in range(NETS):
+        case = Case(seed, number)
+        layout, cut = case.layout, case.layout.trainable
+        weights = case.row[:cut].clone().requires_grad_()
+        out = case.native(weights, case.row[cut:].clone(), case.x)
+        (grad,) = torch.autograd.grad(F.cross_entropy(out, case.y), weights, create_graph=True)
+        (along,) = torch.autograd.grad(grad @ case.direction, weights)
+        tensors = {n: p.detach().clone().requires_grad_() for n, p in case.exact.named_parameters()}
+        buffers = {n: b.clone() for n, b in case.exact.named_buffers()}
+        wanted = functional_call(case.exact, {**tensors, **buffers}, (case.x.double(),))
+        torch.testing.assert_close(out.detach().double(), wanted.detach(), rtol=1e-4, atol=1e-4)
+        firsts = torch.autograd.grad(
+            F.cross_entropy(wanted, case.y), list(tensors.values()), create_graph=True
+        )
+        product = sum(
+            (g * e.view(case.direction).double()).sum()
+            for g, e in zip(firsts, (e for e in layout.entries if e.kind == "param"), strict=True)
+        )
+        twice = torch.autograd.grad(product, list(tensors.values()), materialize_grads=True,
+                                    allow_unused=True)  # fmt: skip
+        wanted_along = rows_of(layout, dict(zip(tensors, twice, strict=True)))
+        assert apart(layout, along, wanted_along) < 3e-4, seed
+
+
+@needs_kernels
+def test_second_derivatives_agree_with_finite_differences():
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5))
+    layout = Layout.of(net)
+    row = layout.flatten(net)
+    native = Native(net, layout, (1, 6, 6))
+    x, y = torch.randn(9, 1, 6, 6), torch.randint(0, 5, (9,))
+    direction = torch.randn(layout.trainable)
+    direction /= direction.norm()
+
+    def gradient(at):
+        grad = torch.zeros(layout.trainable)
+        native.gradient(at.clone(), grad, plain(x), y)
+        return grad
+
+    step = 0.02
+    differences = (gradient(row + step * direction) - gradient(row - step * direction)) / (2 * step)
+    weights = row.clone().requires_grad_()
+    loss = F.cross_entropy(native(weights, row[:0], x), y)
+    (grad,) = torch.autograd.grad(loss, weights, create_graph=True)
+    (along,) = torch.autograd.grad(grad @ direction, weights)
+    torch.testing.assert_close(along, differences, rtol=2e-2, atol=2e-4)
+
+
+@needs_kernels
+def test_a_step_by_hand():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
+    layout = Layout.of(net)
+    row = torch.zeros(layout.size)
+    native = Native(net, layout, (2, 1, 1))
+    x = torch.tensor([[[[1.0]], [[2.0]]]])
+    loss = native.steps(row, torch.zeros(6), plain(x), torch.tensor([0]), np.array([0, 1]), 0.5)
+    # Equal logits: p = (½, ½), loss ln 2, ∂/∂z = (−½, ½), ∂/∂w = (−½)(1, 2) and (½)(1, 2).
+    assert loss == pytest.approx(np.log(2), rel=1e-6)
+    assert row.tolist() == [0.25, 0.5, -0.25, -0.5, 0.25, -0.25]
+
+
+@needs_kernels
+def test_a_convolution_with_pooling_by_hand():
+    net = nn.Sequential(nn.Conv2d(1, 1, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                        nn.Linear(1, 2))  # fmt: skip
+    layout = Layout.of(net)
+    row = torch.tensor([1.0, 0.0, 0.0, 1.0, -1.0, 1.0, 0.0, 0.0, 0.0])
+    native = Native(net, layout, (1, 3, 3))
+    image = torch.arange(9.0).reshape(1, 1, 3, 3)
+    # Windows give (0+4, 1+5, 3+7, 4+8) − 1, the largest is 11, and logits are (11, 0).
+    assert native.logits(row, plain(image)).tolist() == [[11.0, 0.0]]
+    grad = torch.zeros(9)
+    native.gradient(row.clone(), grad, plain(image), torch.tensor([1]))
+    p = float(torch.softmax(torch.tensor([11.0, 0.0]), 0)[0])
+    # Back through the largest window only, which saw 4, 5, 7, 8.
+    assert grad.tolist() == pytest.approx([p * v for v in (4, 5, 7, 8, 1, 11)] + [-11 * p, p, -p])
+
+
+@needs_kernels
+def test_nan_is_not_lost_on_the_way():
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                        nn.Linear(12, 3))  # fmt: skip
+    layout = Layout.of(net)
+    row = layout.flatten(net)
+    row[4] = torch.nan
+    grad = torch.zeros(layout.trainable)
+    x, y = torch.randn(5, 1, 6, 6), torch.zeros(5, dtype=torch.int64)
+    assert np.isnan(Native(net, layout, (1, 6, 6)).gradient(row, grad, plain(x), y))
+    assert torch.isnan(grad).any()
+
+
+@needs_kernels
+def test_all_samples_at_once_are_taken_in_pieces():
+    net = build("lenet", (1, 16, 16), 10)
+    layout = Layout.of(net)
+    native, row = Native(net, layout, (1, 16, 16)), layout.flatten(net)
+    x, y = torch.randn(150, 1, 16, 16), torch.randint(0, 10, (150,))
+    grad = torch.zeros(layout.trainable)
+    loss = native.gradient(row, grad, plain(x), y)
+    assert native.program(1, True).batch < 150
+    exact = copy.deepcopy(net).double()
+    wanted = F.cross_entropy(exact(x.double()), y)
+    wanted.backward()
+    assert loss == pytest.approx(wanted.item(), rel=1e-6)
+    tensors = {n: p.grad for n, p in exact.named_parameters()}
+    assert apart(layout, grad, rows_of(layout, tensors)) < 1e-5
+
+
+class Odd(nn.Module):
+    """Weights used twice, a sum of a value with itself, a map that is flattened and convolved, a
+    frozen layer, an unused one."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+        self.frozen = nn.Conv2d(2, 2, 1)
+        self.frozen.requires_grad_(False)
+        self.unused = nn.Linear(3, 3)
+        self.side, self.out = nn.Linear(2 * 36, 4), nn.Linear(2 * 36, 4)
+
+    def forward(self, x):
+        x = torch.tanh(self.frozen(self.conv(x)))
+        side = self.side(x.view(x.size(0), -1))
+        x = self.conv(x)
+        return self.out(torch.flatten(x + x, 1)) + side
+
+
+@needs_kernels
+def test_weights_and_values_that_are_used_twice():
+    torch.manual_seed(3)
+    net = Odd()
+    layout = Layout.of(net)
+    row, native = layout.flatten(net), Native(net, layout, (2, 6, 6))
+    x, y = torch.randn(11, 2, 6, 6), torch.randint(0, 4, (11,))
+    grad = torch.zeros(layout.trainable)
+    native.gradient(row, grad, plain(x), y)
+    exact = copy.deepcopy(net).double()
+    F.cross_entropy(exact(x.double()), y).backward()
+    tensors = {n: p.grad for n, p in exact.named_parameters()}
+    assert apart(layout, grad, rows_of(layout, tensors)) < 1e-5
+    assert torch.equal(row, layout.flatten(net))
+
+
+@needs_kernels
+@pytest.mark.parametrize("memory", [0, 2**28])
+def test_passes_that_lie_between_do_not_disturb_going_back(memory, monkeypatch):
+    monkeypatch.setattr(native_net, "_MEMORY", memory)  # of 0: all passes share one
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+    layout = Layout.of(net)
+    native = Native(net, layout, (1, 2, 2))
+    weights = layout.flatten(net).requires_grad_()
+    rest = weights.detach()[:0]
+    small, large = torch.randn(3, 1, 2, 2), torch.randn(40, 1, 2, 2)
+    alone = torch.autograd.grad(native(weights, rest, small).square().sum(), weights)[0]
+    first = native(weights, rest, small)
+    second = native(weights, rest, large)  # other memory, for more samples
+    (found,) = torch.autograd.grad(first.square().sum() + 0 * second.sum(), weights)
+    torch.testing.assert_close(found, alone)
+
+
+@needs_kernels
+def test_dropout_draws_what_torch_draws():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 30), nn.ReLU(), nn.Dropout(0.4),
+                        nn.Linear(30, 3))  # fmt: skip
+    layout = Layout.of(net)
+    native, row = Native(net, layout, (1, 3, 3)), layout.flatten(net)
+    x, y = torch.randn(20, 1, 3, 3), torch.randint(0, 3, (20,))
+    torch.manual_seed(1)
+    grad = torch.zeros(layout.trainable)
+    native.gradient(row, grad, plain(x), y)
+    torch.manual_seed(1)
+    F.cross_entropy(net.train()(x), y).backward()
+    tensors = {n: p.grad for n, p in net.named_parameters()}
+    assert apart(layout, grad, rows_of(layout, tensors)) < 1e-5
+
+
+@needs_kernels
+@pytest.mark.parametrize("spec", ["flip", "crop:2", "flip+crop:3"])
+def test_augmented_images_are_those_of_the_torch_path(spec):
+    images = np.random.default_rng(0).integers(0, 256, (12, 2, 6, 5), dtype=np.uint8)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(60, 60, bias=False))
+    layout = Layout.of(net)
+    row = torch.eye(60).reshape(-1)  # logits are the pixels
+    augment, rng = Augment.parse(spec), np.random.default_rng(7)
+    flip, offset = augment.draw(12, rng)
+    at = np.arange(12)[::-1].copy()
+    pictures = Pictures(
+        images, at, None, None,
+        None if flip is None else flip.astype(np.uint8),
+        None if offset is None else offset.T.astype(np.int32, order="C"), augment.crop,
+    )  # fmt: skip
+    got = Native(net, layout, (2, 6, 5)).logits(row, pictures)
+    wanted = augment.apply(torch.from_numpy(images[at]), np.random.default_rng(7))
+    assert torch.equal(got, wanted.flatten(1).float())
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.int64, np.float32, np.float64])
+def test_images_of_any_type_of_numbers_are_read_right(in_tmp, kind):
+    rng = np.random.default_rng(0)
+    data = (rng.integers(0, 9, (60, 1, 4, 4)).astype(kind), rng.integers(0, 3, 60))
+    native, exact = both(in_tmp, "fedavg", data=data)
+    assert float((native - exact).norm() / exact.norm()) < 2e-6
+
+
+@needs_kernels
+def test_batch_norm_refuses_a_single_value():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    layout = Layout.of(net)
+    native = Native(net, layout, (1, 2, 2))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        native.gradient(layout.flatten(net), torch.zeros(layout.trainable),
+                        plain(torch.randn(1, 1, 2, 2)), torch.tensor([0]))  # fmt: skip
+
+
+class Concatenates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return torch.cat([self.a(x), self.b(x)], 1)
+
+
+class Branches(Concatenates):
+    def forward(self, x):
+        return self.a(x.flatten(1)) if x.sum() > 0 else self.b(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("net", "reason"),
+    [
+        (Concatenates(), "it uses 'cat'"),
+        (Branches(), "torch.fx can't trace it"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 3)), "PReLU"),
+        (nn.Sequential(nn.ConvTranspose2d(1, 2, 2), nn.Flatten(), nn.Linear(18, 3)), "Transpose"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double(), "float64"),
+        (nn.Sequential(nn.Conv2d(1, 2, 2, padding=1, padding_mode="circular"), nn.Flatten(),
+                       nn.Linear(18, 3)), "mode 'circular'"),
+    ],
+)  # fmt: skip
+def test_what_the_kernels_do_not_know_is_named(net, reason):
+    with pytest.raises(Unplanned, match=reason):
+        plan(net, Layout.of(net), (1, 2, 2))
+
+
+def test_a_hook_is_not_passed_over():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    net[1].register_forward_hook(lambda *_: None)
+    with pytest.raises(Unplanned, match="hook"):
+        plan(net, Layout.of(net), (1, 2, 2))
+
+
+def test_a_forward_pass_with_chance_or_memory_is_not_traced():
+    class Skips(Concatenates):
+        def forward(self, x):
+            return self.a(x.flatten(1)) if random.random() < 0.5 else self.b(x.flatten(1))
+
+    class Counts(Concatenates):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.a(x.flatten(1))
+
+    for net in (Skips(), Counts()):
+        with pytest.raises(Unplanned, match="random numbers, or changes its own"):
+            plan(net, Layout.of(net), (1, 2, 2))
+
+
+class Sees(nn.Module):
+    """A network whose trace is not the whole truth, in one way each."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self._calls = way, 0
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+        if way == "patched":
+            whole = self.a.forward
+            self.a.forward = lambda x: 2 * whole(x)
+        if way == "backward hook":
+            self.b.register_full_backward_hook(lambda m, i, o: (2 * i[0],))
+        if way == "weight hook":
+            self.a.weight.register_hook(lambda g: 0 * g)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.way == "no_grad":
+            with torch.no_grad():
+                x = self.a(x)
+            return self.b(x)
+        x = self.a(x)
+        if self.way == "in place":
+            y = F.silu(x, inplace=True)
+            return self.b(x + y)
+        if self.way == "means":
+            return self.b(x.unsqueeze(2).mean(-1))
+        return self.b(F.dropout(x, 0.5) if self.way == "always drops" else x)
+
+
+@needs_kernels
+@pytest.mark.parametrize("way", ["patched", "backward hook", "weight hook", "no_grad", "in place",
+                                 "means", "always drops"])  # fmt: skip
+def test_what_a_trace_does_not_see_is_left_to_torch(way):
+    torch.manual_seed(0)
+    net = Sees(way)
+    before = {n: t.clone() for n, t in net.state_dict().items()}
+    assert isinstance(kernels_for("avx2", net, Layout.of(net), (1, 2, 2), False), str)
+    plain_net = Sees("")
+    found = kernels_for("avx2", plain_net, Layout.of(plain_net), (1, 2, 2), False)
+    assert isinstance(found, Native)
+    assert all(torch.equal(before[n], t) for n, t in net.state_dict().items())
+
+
+def test_a_change_in_place_of_a_shared_value_is_not_taken():
+    class Shares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            x = self.a(x.flatten(1))
+            y = F.relu_(x)
+            return self.b(x + y)
+
+    net = Shares()
+    with pytest.raises(Unplanned, match="in place"):
+        plan(net, Layout.of(net), (1, 2, 2))
+
+
+def both(in_tmp, method, **settings):
+    """The last states of a run by our kernels and of one by torch's."""
+    base = {"clients": 4, "rounds": 1, "engine": "serial"}
+    base |= {} if method == "fedsgd" else {"steps": 3, "batch": 16}
+    base |= settings
+    runs = [fedloom.run(method, kernels=k, out=in_tmp / k, **base) for k in ("native", "torch")]
+    return [run.store.checkpoint()[0]["shared"].double() for run in runs]
+
+
+SMALL = {"model": "conv4", "model_options": {"channels": [4, 8, 8, 16]}}
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {}),
+        ("fedavg", {**SMALL, "momentum": 0.9, "weight_decay": 1e-3, "clip": 0.5}),
+        ("fedavg", {**SMALL, "augment": "flip+crop:1"}),
+        ("fedprox:mu=0.1", SMALL),
+        ("scaffold", SMALL),
+        ("fedsgd", {}),
+        ("fedrolex", {**SMALL, "capacities": "1:0.5,0.25:0.5"}),
+        ("fjord", {**SMALL, "capacities": "1:0.5,0.5:0.5"}),
+        ("depthfl", {**SMALL, "capacities": "1:0.5,0.25:0.5"}),
+        ("pfedme", SMALL),
+        ("fedmeta-maml", {**SMALL, "test_share": 0.4}),
+        ("fedmeta-metasgd", {"test_share": 0.4}),
+        ("fedavg", {"model": lambda shape, classes: Drops(shape, classes)}),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_rules_end_where_torch_ends(in_tmp, method, settings):
+    native, exact = both(in_tmp, method, **settings)
+    assert float((native - exact).norm() / exact.norm()) < 2e-6
+
+
+@needs_kernels
+def test_a_run_says_which_kernels_computed_it_and_why(in_tmp):
+    plain_run = fedloom.run("fedavg", clients=3, rounds=1, out=in_tmp / "a")
+    assert plain_run.kernels.endswith("whole steps")
+    meta = fedloom.run("fedmeta-maml", clients=3, rounds=1, test_share=0.4, out=in_tmp / "b")
+    assert "through autograd: MAML takes derivatives itself" in meta.kernels
+    other = fedloom.run("fedavg", clients=3, rounds=1, model=lambda s, c: Many(s, c),
+                        out=in_tmp / "c")  # fmt: skip
+    assert other.kernels == "torch: it uses 'cat'"
+
+
+class Drops(nn.Sequential):
+    def __init__(self, shape, classes):
+        super().__init__(nn.Flatten(), nn.Dropout(0.3), nn.Linear(int(np.prod(shape)), classes))
+
+
+class Many(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.a, self.b = nn.Linear(int(np.prod(shape)), 5), nn.Linear(int(np.prod(shape)), 5)
+        self.out = nn.Linear(10, classes)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.out(torch.cat([self.a(x), self.b(x)], 1))
+
+
+@needs_kernels
+def test_native_kernels_that_can_not_be_had_are_refused_in_a_sentence(in_tmp):
+    with pytest.raises(FedloomError, match=r"it uses 'cat'.*Leave it out"):
+        fedloom.run("fedavg", clients=3, rounds=1, model=lambda s, c: Many(s, c), kernels="native")
+    with pytest.raises(FedloomError, match="fp32, not in bf16"):
+        fedloom.run("fedavg", clients=3, rounds=1, precision="bf16", kernels="native")
+    with pytest.raises(FedloomError, match="auto"):
+        fedloom.run("fedavg", clients=3, rounds=1, kernels="nativ")
+
+
+@needs_kernels
+def test_a_resumed_run_keeps_its_kernels(in_tmp):
+    fedloom.run("fedavg", clients=3, rounds=1, kernels="torch", out=in_tmp / "a")
+    first = fedloom.run(resume=True, rounds=2, out=in_tmp / "a")
+    assert first.kernels.startswith("torch")
+    with pytest.raises(FedloomError, match="started with kernels=torch, not auto"):
+        fedloom.run(resume=True, rounds=3, kernels="auto", out=in_tmp / "a")
+    whole = fedloom.run("fedavg", clients=3, rounds=3, out=in_tmp / "b")
+    fedloom.run("fedavg", clients=3, rounds=1, out=in_tmp / "c")
+    again = fedloom.run(resume=True, rounds=3, out=in_tmp / "c")
+    states = [r.store.checkpoint()[0]["shared"] for r in (whole, again)]
+    assert torch.equal(*states)
+
+
+@needs_kernels
+def test_a_run_is_not_resumed_with_other_kernels_unasked(in_tmp, monkeypatch):
+    fedloom.run("fedavg", clients=3, rounds=1, out=in_tmp / "a")
+    monkeypatch.setattr(engine_kernels, "right", lambda number: False)
+    with pytest.raises(FedloomError, match=r"was computed by.*--kernels torch"):
+        fedloom.run(resume=True, rounds=2, out=in_tmp / "a")
+    went_on = fedloom.run(fork=in_tmp / "a", rounds=2, kernels="torch", out=in_tmp / "b")
+    assert went_on.kernels.startswith("torch")
+
+
+def test_without_a_compiler_torch_computes_everything(in_tmp, monkeypatch):
+    monkeypatch.setattr(native_library, "library", lambda: None)
+    monkeypatch.setattr(engine_kernels, "library", lambda: None)
+    native_library.instructions.cache_clear()
+    try:
+        assert resolve("auto", torch.device("cpu"), "fp32", None) == "torch"
+        with pytest.raises(FedloomError, match=r"without a C\+\+ compiler"):
+            resolve("native", torch.device("cpu"), "fp32", None)
+        assert fedloom.run("fedavg", clients=3, rounds=1).kernels.startswith("torch")
+    finally:
+        native_library.instructions.cache_clear()
+
+
+@needs_kernels
+@pytest.mark.parametrize(("has", "width", "ours"), [
+    (True, 64, False), (True, 32, True), (False, 64, True), (True, 16, True),
+])  # fmt: skip
+def test_wide_networks_are_left_to_torch_where_it_has_avx512(monkeypatch, has, width, ours):
+    monkeypatch.setattr(engine_kernels, "torch_has_avx512", lambda: has)
+    channels = [width, 2 * width, 4 * width, 8 * width]
+    net = build("conv4", (1, 28, 28), 10, options={"channels": channels})
+    layout = Layout.of(net)
+    name = resolve("auto", torch.device("cpu"), "fp32", None)
+    found = kernels_for(name, net, layout, (1, 28, 28), False)
+    assert isinstance(found, Native) == ours
+    asked = resolve("native", torch.device("cpu"), "fp32", None)
+    assert isinstance(kernels_for(asked, net, layout, (1, 28, 28), False), Native)
+
+
+def test_kernels_are_for_cpus():
+    assert resolve("auto", torch.device("cuda"), "fp32", None) == "torch"
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
+def test_the_self_test_passes_and_notices_an_error(number, monkeypatch):
+    from fedloom.native import selftest
+
+    assert selftest.passes(number)
+    whole = Native.__call__
+    monkeypatch.setattr(Native, "__call__", lambda *a, **k: whole(*a, **k) * 1.001)
+    assert not selftest.passes(number)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["mlp", "lenet", "conv4", "resnet18", "resnet34"])
+def test_all_built_in_models_are_known(name):
+    options = {"width": 8} if name.startswith("resnet") else {}
+    net = build(name, (3, 32, 32), 10, options=options)
+    for norm in ("batch", "static", "group", "none") if name in ("conv4", "resnet18") else (None,):
+        if norm:
+            net = build(name, (3, 32, 32), 10, options={**options, "norm": norm})
+        assert isinstance(
+            kernels_for(SETS[HERE[0]][0], net, Layout.of(net), (3, 32, 32), False), Native
+        )
+
+
+def test_flat_rows_carry_gradients_to_every_tensor():
+    net = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 2))
+    layout = Layout.of(net)
+    tensors = {n: p.detach().clone().requires_grad_() for n, p in net.named_parameters()}
+    row = flat(layout, tensors)
+    assert torch.equal(row, layout.flatten(net))
+    (row * torch.arange(len(row))).sum().backward()
+    wanted = layout.views(torch.arange(len(row), dtype=torch.float32))
+    assert all(torch.equal(tensors[n].grad, wanted[n]) for n in tensors)
