@@ -99,8 +99,10 @@ class Source:
         self._shape, self._channels_last = tuple(x.shape[1:]), channels_last
         self._tokens = tokens
         per_unit = unit_of(x.dtype)
-        self._scale = self._flat_image([1 / (per_unit * s) for s in std])
-        self._shift = self._flat_image([m / s for m, s in zip(mean, std, strict=True)])
+        scale = self._image([1 / (per_unit * s) for s in std])
+        shift = self._image([m / s for m, s in zip(mean, std, strict=True)])
+        self._scale, self._shift = self.flat(scale)[0], self.flat(shift)[0]
+        self._stored = scale.reshape(-1), shift.reshape(-1)  # in the order of the stored images
 
     def take(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """Raw images as flat rows, and labels."""
@@ -129,12 +131,11 @@ class Source:
 
     def pictures(self, indices: np.ndarray) -> Pictures:
         """The same images for fedloom's own kernels, which fetch and normalise them themselves."""
-        assert not self._channels_last
         if can_read(self.x):
-            return Pictures(self.x, indices.astype(np.int64), self._scale, self._shift)
+            return Pictures(self.x, indices.astype(np.int64), *self._stored)
         taken = np.ascontiguousarray(self.x[indices])
         taken = taken if can_read(taken) else taken.astype(np.float32)  # other integers
-        return Pictures(taken, np.arange(len(indices)), self._scale, self._shift)
+        return Pictures(taken, np.arange(len(indices)), *self._stored)
 
     def labels(self, indices: np.ndarray) -> Tensor:
         return torch.from_numpy(self.y[indices].astype(np.int64))
@@ -148,11 +149,10 @@ class Source:
         x, y = self.take(indices)
         return Batch(self.normalise(x), y)
 
-    def _flat_image(self, values: list[float]) -> Tensor:
-        """A scale's values, as the row of an image of them."""
+    def _image(self, values: list[float]) -> Tensor:
+        """A scale's values, as a batch of one image of them."""
         laid = torch.from_numpy(laid_out(values, self._shape).astype(np.float32))
-        image = laid.to(self.device).unsqueeze(0)
-        return self.flat(image.expand(1, *self._shape).contiguous())[0]
+        return laid.to(self.device).unsqueeze(0).expand(1, *self._shape).contiguous()
 
 
 class Shelf:
