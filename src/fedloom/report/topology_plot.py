@@ -113,7 +113,8 @@ def spread_strip(report: ContactReport, network: Network, seed: int, t: int, tit
     axes[1, 0].set_ylabel("node (neighbours together)\nhas the model of", fontsize=8)
     parts[0].colorbar(dots, ax=axes[0].tolist(), label="share of all models", shrink=0.9, pad=0.01)
     _counts(parts[1].subplots(), steps, [table.sum(axis=1) for table in has])
-    figure.suptitle(f"{title}, round {t}: who has whose model, where all is passed on")
+    here = "" if len(there) == report.nodes else f" ({len(there)} of {report.nodes} nodes there)"
+    figure.suptitle(f"{title}, round {t}{here}: who has whose model, where all is passed on")
     return figure
 
 

@@ -20,7 +20,7 @@ class Trace(FromFile):
     again. Nodes are as in `numbered`."""
 
     name = "trace"
-    about = "contacts from a CSV file: time,node,node"
+    about = "contacts from a CSV file: time,node,node; begins again at its end"
 
     file: str = Field(description="CSV file with a time and two nodes in a line")
     every: float = Field(1, gt=0, description="time that a round takes, in the file's unit")
