@@ -303,6 +303,8 @@ def test_a_comparison_and_a_run_are_told_apart(call):
     assert call("run", "fedavg", *SMALL, "--out", "one").returncode == 0
     assert "single run" in call("compare", "fedavg", *SMALL, "--out", "one").stderr
     assert call("compare", "fedavg", *SMALL, "--seeds", 1, "--out", "many").returncode == 0
+    assert "paired by seed" in call("show", "many").stdout
+    Path("many/comparison.yaml").unlink()  # as older versions left it
     assert "many/fedavg-s0" in call("show", "many").stderr
 
 

@@ -1,6 +1,8 @@
 """A comparison scores everybody on the same samples and says "same" only of what is the same."""
 
 import contextlib
+import re
+import shutil
 import sys
 
 import numpy as np
@@ -13,6 +15,7 @@ from fedloom.cli import main
 from fedloom.errors import FedloomError
 from fedloom.experiment.compare import Comparison
 from fedloom.experiment.config import make_config
+from fedloom.experiment.entry import Entry
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.settings import Config
 from fedloom.experiment.setup import load_dataset, make_federation
@@ -253,3 +256,133 @@ def test_a_mean_with_a_seed_that_has_no_number_is_a_dash(value):
         "local": [Ran(seed=0, macro=0.5), Ran(seed=1, macro=0.5)],
     }, None)  # fmt: skip
     assert comparison.cells()[1] == [["fedavg", "–", "–"], ["local", "50.00", "–"]]
+
+
+# -- settings of one method, and comparisons on disk ----------------------------------------------
+
+
+def test_a_method_has_settings_of_its_own(in_tmp):
+    comparison = compared(
+        "fedavg", "fedavg@lr=0.5", "fedrolex@capacities=1:0.5,0.5:0.5",
+        ("wafl", {"topology": "ring"}), lr=0.1, participation=1.0,
+    )  # fmt: skip
+    runs = {label: results[0].config for label, results in comparison.results.items()}
+    assert list(runs) == ["fedavg", "fedavg@lr=0.5", "fedrolex@capacities=1:0.5,0.5:0.5",
+                          "wafl@topology=ring"]  # fmt: skip
+    assert [config["lr"] for config in runs.values()] == [0.1, 0.5, 0.1, 0.1]
+    assert runs["fedrolex@capacities=1:0.5,0.5:0.5"]["capacities"] == "1:0.5,0.5:0.5"
+    assert runs["wafl@topology=ring"]["topology"] == "ring"
+    assert runs["fedavg"]["topology"] is None
+    assert comparison.differences["fedavg@lr=0.5"] == ["lr=0.5 (fedavg: 0.1)"]
+    assert comparison.baseline == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [("wafl@topology=waypoint,area=500", {"topology": "waypoint,area=500"}),
+     ("wafl@topology=waypoint,area=500,lr=0.1", {"topology": "waypoint,area=500", "lr": 0.1}),
+     ("fedprox:mu=1@lr=1e-3@batch=4", {"lr": 1e-3, "batch": 4}),
+     ("fedavg@model_options.hidden=[8]", {"model_options": {"hidden": [8]}}),
+     ("fedprox@mu=0.1,lr=1", {"mu": 0.1, "lr": 1})],
+)  # fmt: skip
+def test_settings_behind_an_at_sign(given, own):
+    assert Entry.of(given).own == own
+    assert Entry.of(given).label == given
+
+
+def test_what_does_nothing_for_one_method_is_noted(in_tmp):
+    comparison = compared("fedavg@capacities=high-quality", "fedrolex")
+    label = "fedavg@capacities=high-quality"
+    assert comparison.results[label][0].config["capacities"] == "1"
+    assert comparison.notes[label] == [
+        "capacities does nothing here: every client trains the whole model"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [(["fedavg@lrr=1"], "fedavg@lrr=1: Unknown setting 'lrr'. Did you mean 'lr'?"),
+     (["fedavg@seed=1"], "the same for all methods"), (["fedavg@lr=0.1", "fedavg:lr=0.1"], "twice"),
+     ([("fedavg", "lr")], "is not a method")],
+)  # fmt: skip
+def test_wrong_settings_of_one_method_get_a_sentence(methods, said, in_tmp):
+    with pytest.raises(FedloomError, match=re.escape(said)):
+        compared(*methods)
+    assert not list(in_tmp.iterdir())
+
+
+def test_a_run_has_no_settings_behind_an_at_sign(in_tmp):
+    with pytest.raises(FedloomError, match=r"--set lr=0\.1"):
+        fedloom.run("fedavg@lr=0.1")
+
+
+def test_a_comparison_is_opened_again_with_all_that_it_said(in_tmp):
+    made = compared("fedavg", "fedprox:mu=1", "fedswap@participation=0.5", seeds=2, out="c")
+    opened = fedloom.load("c")
+    assert opened.table.equals(made.table)
+    assert (opened.remarks(), opened.differences, opened.notes) == (
+        made.remarks(), made.differences, made.notes
+    )  # fmt: skip
+    assert "fedswap" in repr(opened)
+
+
+def test_a_comparison_is_extended_by_a_method(in_tmp):
+    compared("fedavg", "fedprox", seeds=2, out="whole", lr=0.2)
+    compared("fedavg", seeds=2, out="grown", lr=0.2)
+    grown = fedloom.compare(["fedprox"], extend="grown")
+    whole, again = fedloom.load("whole"), fedloom.load("grown")
+    scores = [n for n in whole.table if "seconds" not in n]
+    assert grown.table[scores].equals(whole.table[scores])
+    assert again.table[scores].equals(whole.table[scores])
+    for words, said in ((["fedprox"], "has fedprox already"), (["fedmeta-maml"], "score_on=query")):
+        with pytest.raises(FedloomError, match=said):
+            fedloom.compare(words, extend="grown")
+    with pytest.raises(FedloomError, match=r"NAME@lr=VALUE"):
+        fedloom.compare(["scaffold"], extend="grown", lr=0.1)
+    with pytest.raises(FedloomError, match="no comparison"):
+        fedloom.compare(["scaffold"], extend="nowhere")
+
+
+def test_a_comparison_on_arrays_is_extended_with_the_same_arrays(in_tmp):
+    rng = np.random.default_rng(0)
+    data = rng.random((90, 4)).astype(np.float32), np.arange(90) % 3
+    compared("fedavg", data=data, out="c")
+    with pytest.raises(FedloomError, match=r"data=\.\.\."):
+        fedloom.compare(["fedprox"], extend="c")
+    assert list(fedloom.compare(["fedprox"], extend="c", data=data).results) == [
+        "fedavg",
+        "fedprox",
+    ]
+
+
+def test_a_comparison_that_was_stopped_says_so(in_tmp):
+    compared("fedavg", "fedprox", out="c")
+    shutil.rmtree("c/fedprox-s0")
+    with pytest.raises(FedloomError, match="fedprox with seed 0 is missing"):
+        fedloom.load("c")
+
+
+def test_finished_runs_are_compared(in_tmp):
+    for seed in (0, 1):
+        for lr in (0.1, 0.5):
+            fedloom.run("fedavg", **SMALL, seed=seed, lr=lr, out=f"avg-{lr}-{seed}")
+        fedloom.run("fedper", **SMALL, seed=seed, out=f"per-{seed}")
+    together = Comparison.of(sorted(p for p in in_tmp.iterdir() if p.is_dir()))
+    assert list(together.results) == ["fedavg@lr=0.1", "fedavg@lr=0.5", "fedper"]
+    assert together.results["fedper"][1].config["seed"] == 1
+    assert "data" in together.same
+    with pytest.raises(FedloomError, match="fedper has seeds 0, 1, fedavg has seed 0"):
+        Comparison.of(["per-0", "per-1", "avg-0.1-0"])
+    with pytest.raises(FedloomError, match="same settings and seed"):
+        Comparison.of(["per-0", "per-0"])
+
+
+def test_the_command_line_shows_comparisons_and_runs_together(in_tmp, monkeypatch, capsys):
+    compared("fedavg", "fedprox", out="c")
+    words = [["show", "c"], ["show", "c/fedavg-s0", "c/fedprox-s0", "--plot", "both.png"]]
+    for line in words:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *line])
+        with contextlib.suppress(SystemExit):
+            main()
+        assert "client accuracy vs fedavg" in " ".join(capsys.readouterr().out.split())
+    assert (in_tmp / "both.png").exists()

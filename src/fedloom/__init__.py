@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "run": "fedloom.experiment.api",
-    "compare": "fedloom.experiment.api",
+    "compare": "fedloom.experiment.comparing",
     "load": "fedloom.experiment.api",
     "trust": "fedloom.experiment.plugins",
     "Config": "fedloom.experiment.settings",
@@ -32,8 +32,9 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from fedloom.errors import FedloomError
-    from fedloom.experiment.api import compare, load, run
+    from fedloom.experiment.api import load, run
     from fedloom.experiment.compare import Comparison
+    from fedloom.experiment.comparing import compare
     from fedloom.experiment.plugins import trust
     from fedloom.experiment.result import Result
     from fedloom.experiment.settings import Config

@@ -304,30 +304,52 @@ def run(
 @_with_settings("seed")
 def compare(
     methods: Annotated[
-        list[str], typer.Argument(help="Methods, as in `fedloom run`.", show_default=False)
+        list[str],
+        typer.Argument(
+            help="Methods, as in `fedloom run`; NAME@setting=value has a setting of its own.",
+            show_default=False,
+        ),
     ],
     seeds: Annotated[
-        int, typer.Option("--seeds", help="Seeds, one run of each method a seed.")
-    ] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+        Optional[int],  # noqa: UP045
+        typer.Option("--seeds", help="Seeds, one run of each method a seed.", show_default="3"),
+    ] = None,
+    seed: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--seed", help="The first seed.", show_default="0"),
+    ] = None,
     out: Out = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
+    extend: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--extend",
+            metavar="DIR",
+            help="Add the methods to this comparison, with its settings and seeds.",
+        ),
+    ] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Run several methods with the same settings and seeds, and print one table."""
     with uncollected():
-        from fedloom.experiment.api import compare as compare_methods
+        from fedloom.experiment.comparing import SEEDS
+        from fedloom.experiment.comparing import compare as compare_methods
         from fedloom.report.terminal import Progress, print_comparison
 
     settings = settings or {}
     for key in ("method", "params", "seed"):
         settings.pop(key, None)  # of a run's config: here they are arguments
-    progress = Progress(runs=len(methods) * seeds)
+    each = seeds or SEEDS
+    if extend is not None:
+        from fedloom.experiment.compare import Comparison
+
+        each = Comparison.load(extend).record.seeds
+    progress = Progress(runs=len(methods) * each)
     with _resumable(progress, comparing=True):
         comparison = compare_methods(
             methods, seeds=seeds, seed=seed, out=out, resume=resume, overwrite=overwrite,
-            watchers=[progress], **settings,
+            extend=extend, watchers=[progress], **settings,
         )  # fmt: skip
     report = comparison.report()
     print_comparison(comparison, report)
@@ -420,7 +442,12 @@ def score(
 
 @app.command()
 def show(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Directory of a run or a comparison, or several runs to compare."
+        ),
+    ],
     plot: Plot = None,
     swaps: Annotated[
         Optional[Path],  # noqa: UP045
@@ -432,11 +459,21 @@ def show(
         ),
     ] = None,
 ) -> None:
-    """Print what a run did: its settings, scores and cost."""
+    """Print what a run did: its settings, scores and cost; or a comparison's table."""
+    from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
-    from fedloom.report.terminal import print_result
+    from fedloom.report.terminal import print_comparison, print_result
 
-    result = Result(path)
+    if len(paths) > 1 or Comparison.is_in(paths[0]):
+        if swaps:
+            raise FedloomError("--swaps is a picture of one run: name a single run.")
+        together = Comparison.of(paths) if len(paths) > 1 else Comparison.load(paths[0])
+        if plot:
+            together.plot(plot)
+        print_comparison(together)
+        _print_pictures(plot)
+        return
+    result = Result(paths[0])
     if plot:
         result.plot(plot)
     if swaps:

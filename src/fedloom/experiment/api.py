@@ -1,11 +1,11 @@
-"""The two calls that do the work: `run` one method, `compare` several over seeds."""
+"""Run one method, and read back what a run or a comparison left on disk."""
 
 from __future__ import annotations
 
 import errno
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +15,16 @@ import yaml
 
 from fedloom.data.partition import Partition
 from fedloom.engine import Diverged
-from fedloom.errors import FedloomError, OutOfMemory, unknown
-from fedloom.experiment.concern import idle
-from fedloom.experiment.config import agreed, make_config, merge, normal, parse_settings
+from fedloom.errors import FedloomError, OutOfMemory
+from fedloom.experiment.config import make_config, merge
+from fedloom.experiment.entry import MethodLike, named
 from fedloom.experiment.fork import Origin
 from fedloom.experiment.identity import check_settings, check_sources
-from fedloom.experiment.pairing import unused
-from fedloom.experiment.plugins import is_file, method_class, trust
+from fedloom.experiment.plugins import trust
 from fedloom.experiment.runner import Runner, Watcher
 from fedloom.experiment.settings import RESUMABLE, Config
 from fedloom.experiment.setup import Experiment, prepare
 from fedloom.experiment.store import RunStore
-from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
 from fedloom.options import quoted
@@ -34,10 +32,6 @@ from fedloom.options import quoted
 if TYPE_CHECKING:
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
-
-_MOST_SEEDS = 10_000
-
-MethodLike = str | Method | MethodOptions | type[MethodOptions]
 
 
 def run(
@@ -65,22 +59,22 @@ def run(
     `"DIRECTORY@ROUND"`) starts a new run from the checkpoint of another, with its settings and
     those given. `lenient` lets a method pass over settings that its definition fixes.
     """
-    _check_flags(out, resume, overwrite)
-    for named in (method, model):
-        if isinstance(named, str | Path):
-            trust(named)
-    given = {**settings, "data": data, "model": model}
+    check_flags(out, resume, overwrite)
+    for given in (method, model):
+        if isinstance(given, str | Path):
+            trust(given)
+    asked = {**settings, "data": data, "model": model}
     if resume and out is not None:
         store = _to_resume(Path(out))
         check_sources(store.path, store.about(), store.config())
         method = method or str(store.config()["method"])
     origin = None if fork is None or resume else Origin.find(str(fork))
     if origin is not None:
-        plan = _plan_fork(origin, method, given, lenient=lenient)
+        plan = _plan_fork(origin, method, asked, lenient=lenient)
     else:
         if fork is not None:
-            given["fork"] = str(fork)
-        plan = _plan(method or "fedavg", given, lenient=lenient)
+            asked["fork"] = str(fork)
+        plan = planned(method or "fedavg", asked, lenient=lenient)
     store = RunStore(Path(out) if out is not None else _default_out(plan.config, resume))
     if origin is not None and store.path.resolve() == origin.store.path.resolve():
         raise FedloomError(f"A fork of '{store.path}' can't replace it: choose another --out.")
@@ -88,7 +82,7 @@ def run(
         _to_resume(store.path)
         with store.held():
             return _resume(plan, store, watchers)
-    _settle(store)
+    settle(store)
     store.check_free(overwrite=overwrite)
     before = None if origin is None else origin.about
     experiment = _prepare(plan, plan.config, plan.options, before)
@@ -100,137 +94,21 @@ def run(
             store.create(plan.config.dump(), overwrite=overwrite)
             done = 0 if origin is None else origin.start(store, experiment)
             Runner(experiment, store, watchers).run(done)
-    return load(store.path)
+    return _opened(store)
 
 
-def compare(
-    methods: Sequence[MethodLike],
-    *more: MethodLike,
-    seeds: int = 3,
-    seed: int = 0,
-    out: str | Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    watchers: Iterable[Watcher] = (),
-    **settings: Any,
-) -> Comparison:
-    """Run several methods with the same settings.
-
-    Each of `seeds` seeds (`seed`, `seed + 1`, ...) gives one run per method; methods are paired
-    by seed. Settings go to all methods; each takes what concerns it. What is the same in all runs
-    (data, clients, initial weights, participants) is in `same`, what a method's definition changes
-    in `differences`, further remarks in `notes`. A method that diverges is left out and named in
-    `diverged`; the others go on.
-    """
-    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= _MOST_SEEDS:
-        raise FedloomError(f"seeds={seeds!r}: give their number, from 1 to {_MOST_SEEDS:,}.")
-    if more or not isinstance(methods, Iterable) or isinstance(methods, str):
-        words = ", ".join(map(repr, (methods, *more))) if more else f"{methods!r}, ..."
-        raise FedloomError(f"Give the methods as a list: compare([{words}]).")
-    methods, seed = list(methods), normal("seed", seed)
-    labels = [_label(m) for m in methods]
-    if len(set(labels)) < len(labels):
-        raise FedloomError("The same method is named twice; give variants as NAME:option=value.")
-    if not labels:
-        raise FedloomError("Name at least one method to compare.")
-    for named in (*methods, settings.get("model")):
-        if isinstance(named, str | Path):
-            trust(named)
-    plans = []
-    for method, label in zip(methods, labels, strict=True):
-        known = {"data", "model", *Config.model_fields, *_named(method)[0].model_fields}
-        own = {key: value for key, value in settings.items() if key in known}
-        plans.append((method, label, own))
-    for key in settings:
-        if not any(key in own for _, _, own in plans):
-            raise unknown("setting", key, Config.model_fields)
-    dropped = _drop_idle(plans)
-    without_use = _on_the_same(plans)
-    _check_flags(out, resume, overwrite)
-    taken, free = _numbered(Path("runs") / "compare")
-    folder = Path(out) if out is not None else taken[-1] if resume and taken else free
-    _check_folder(folder)
-    todo = [
-        (method, label, own, seed + i, folder / _slug(f"{label}-s{seed + i}"))
-        for i in range(seeds)
-        for method, label, own in plans
-    ]
-    for *_, path in todo:
-        _settle(RunStore(path))
-        if RunStore(path).exists and not resume and not overwrite:
-            raise FedloomError(
-                f"'{folder}' holds runs already. Continue them with --resume, choose another "
-                "--out, or replace them with --overwrite."
-            )
-    results: dict[str, list[Result]] = {label: [] for label in labels}
-    diverged: dict[str, str] = {}
-    for method, label, own, number, path in todo:
-        if label in diverged:
-            continue
-        again = resume and RunStore(path).exists
-        try:
-            result = run(
-                method, **own, seed=number, out=path, resume=again,
-                overwrite=overwrite and not again, watchers=watchers, lenient=True,
-            )  # fmt: skip
-        except Diverged as e:
-            diverged[label] = f"{label} with seed {number}: {e}"
-            del results[label]
-            continue
-        except FedloomError as e:
-            raise FedloomError(f"{label}: {e}") from None
-        results[label].append(result)
-    if not results:
-        raise Diverged(next(iter(diverged.values())))
-    from fedloom.experiment.compare import Comparison
-
-    return Comparison(
-        results, folder, diverged, asked=settings, unused=without_use, dropped=dropped
-    )
-
-
-def _drop_idle(
-    plans: Sequence[tuple[MethodLike, str, dict[str, Any]]],
-) -> dict[str, dict[str, str]]:
-    """Take from each method the settings that would do nothing there, unless they do nothing for
-    any: then running refuses them. Returns what was taken from whom, and why."""
-    found = {}
-    for method, label, own in plans:
-        plan = _plan(method, own, lenient=True)
-        found[label] = idle(plan.config, plan.options.build())
-    dropped: dict[str, dict[str, str]] = {}
-    for _, label, own in plans:
-        some = {
-            k: why for k, why in found[label].items() if not all(k in f for f in found.values())
-        }
-        for key in some:
-            own.pop(key, None)
-        dropped[label] = some
-    return dropped
-
-
-def _on_the_same(
-    plans: Sequence[tuple[MethodLike, str, dict[str, Any]]],
-) -> dict[str, list[str]]:
-    """Check every method before the first one runs, and have all train and be scored on the same
-    samples, where one of them asks for it. Returns what each makes no use of, in words."""
-    out, configs = {}, []
-    for method, label, own in plans:
-        plan = _plan(method, own, lenient=True)
-        configs.append(plan.config)
-        out[label] = unused(plan.config, plan.options.build())
-    for key, value in agreed(configs).items():
-        for _, _, own in plans:
-            if own.get(key) in (None, "auto"):
-                own[key] = value
-    return out
-
-
-def load(path: str | Path) -> Result:
-    """A run that is on disk already."""
+def _opened(store: RunStore) -> Result:
     from fedloom.experiment.result import Result  # with pandas, which training does without
 
-    return Result(path)
+    return Result(store.path)
+
+
+def load(path: str | Path) -> Result | Comparison:
+    """A run or a comparison that is on disk already."""
+    from fedloom.experiment.compare import Comparison
+    from fedloom.experiment.result import Result
+
+    return Comparison.load(path) if Comparison.is_in(path) else Result(path)
 
 
 class Stopped(KeyboardInterrupt):
@@ -242,7 +120,7 @@ class Stopped(KeyboardInterrupt):
         self.old_is_back = old_is_back
 
 
-def _check_flags(out: str | Path | None, resume: bool, overwrite: bool) -> None:
+def check_flags(out: str | Path | None, resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
         raise FedloomError(
             "--resume goes on with a run and --overwrite drops it: give one of them."
@@ -251,28 +129,7 @@ def _check_flags(out: str | Path | None, resume: bool, overwrite: bool) -> None:
         raise FedloomError("--overwrite would do nothing: without --out, runs get a new directory.")
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that is something else than a comparison."""
-    if RunStore(folder).exists:
-        raise FedloomError(f"'{folder}' is a single run. Choose another --out for the comparison.")
-    if folder.exists() and not folder.is_dir():
-        raise FedloomError(f"'{folder}' is a file; --out names a directory.")
-    if folder.exists() and not all(_may_be_there(f) for f in folder.iterdir()):
-        raise FedloomError(
-            f"'{folder}' is a directory with other files in it. Choose another --out."
-        )
-
-
-def _may_be_there(file: Path) -> bool:
-    """Whether a comparison may have left this in its folder."""
-    from fedloom.experiment.compare import Comparison
-
-    store = RunStore(file)
-    ours = store.exists or store.interrupted or (file.is_dir() and store.untouched)
-    return file.name in Comparison.FILES or ours
-
-
-def _settle(store: RunStore) -> None:
+def settle(store: RunStore) -> None:
     """Finish or undo what a process that was killed in --overwrite has left."""
     if store.interrupted:
         with store.held():
@@ -282,7 +139,7 @@ def _settle(store: RunStore) -> None:
 def _to_resume(path: Path) -> RunStore:
     """The run to go on with, after what a killed process may have left was settled."""
     store = RunStore(path)
-    _settle(store)
+    settle(store)
     if not store.exists and store.untouched:
         what = "is empty" if path.exists() else "does not exist"
         raise FedloomError(
@@ -296,7 +153,7 @@ def _default_out(config: Config, resume: bool) -> Path:
     """A new directory under runs/; to resume, the newest that was started with these settings."""
     method = Path(config.method.partition(":")[0]).stem
     data = Path(config.data).stem
-    taken, free = _numbered(Path("runs") / _slug(f"{method}-{data}-s{config.seed}"))
+    taken, free = numbered(Path("runs") / slug(f"{method}-{data}-s{config.seed}"))
     if not resume:
         return free
     wanted = config.model_dump(exclude=set(RESUMABLE))
@@ -311,7 +168,7 @@ def _default_out(config: Config, resume: bool) -> Path:
     )
 
 
-def _numbered(base: Path) -> tuple[list[Path], Path]:
+def numbered(base: Path) -> tuple[list[Path], Path]:
     """`base` and the same with numbers behind it: those that are there, and the first free one."""
     taken: list[Path] = []
     names = itertools.chain(
@@ -324,20 +181,8 @@ def _numbered(base: Path) -> tuple[list[Path], Path]:
     raise AssertionError
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", text)
-
-
-def _label(method: MethodLike) -> str:
-    if isinstance(method, str):
-        return method
-    if isinstance(method, Method):
-        return "custom"
-    _options_class(method)
-    if isinstance(method, type):
-        return method.name
-    chosen = method.model_dump(exclude_defaults=True)
-    return method.name + "".join(f":{k}={v}" for k, v in chosen.items())
 
 
 @dataclass(frozen=True)
@@ -370,7 +215,7 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
             Runner(experiment, store, watchers).run(done)
         else:
             store.finish()  # a process may have been killed right before
-    return load(store.path)
+    return _opened(store)
 
 
 def _restart(
@@ -388,7 +233,7 @@ def _restart(
     _reopen(store, config, 0)
     with _told(store):
         Runner(experiment, store, watchers).run(origin.start(store, experiment))
-    return load(store.path)
+    return _opened(store)
 
 
 def _reopen(store: RunStore, config: Config, done: int) -> None:
@@ -487,12 +332,12 @@ def _plan_fork(
         )
     base = dict(origin.config)
     before = str(base.pop("method"))
-    cls, named = _named(before if method is None else method)
-    if named["method"] != before:
+    cls, words = named(before if method is None else method)
+    if words["method"] != before:
         base = {k: v for k, v in base.items() if k not in ("params", "preset")}
     base = {key: value for key, value in base.items() if key not in cls.fixed}
     given = {key: value for key, value in settings.items() if value is not None}
-    plan = _plan(
+    plan = planned(
         before if method is None else method,
         {**merge(base, given), "fork": origin.name},
         lenient=lenient,
@@ -501,7 +346,7 @@ def _plan_fork(
     return plan
 
 
-def _plan(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> _Plan:
+def planned(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> _Plan:
     given = {k: v for k, v in settings.items() if k not in ("data", "model") or v is not None}
     objects = {}
     for key in ("data", "model", "partition", "fork"):
@@ -517,46 +362,8 @@ def _plan(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> 
         )
     if "partition" in objects:
         objects["partition"] = Partition.of_object(objects["partition"])
-    cls, named = _named(method)
-    given = merge(given, named)
+    cls, words = named(method)
+    given = merge(given, words)
     config, options = make_config(given, cls, lenient=lenient)
     keys = frozenset(given) | ({"params"} if set(given) & set(cls.model_fields) else set())
     return _Plan(config, options, keys, objects)
-
-
-def _options_class(method: MethodOptions | type[MethodOptions]) -> type[MethodOptions]:
-    cls = method if isinstance(method, type) else type(method)
-    if not issubclass(cls, MethodOptions):
-        raise FedloomError(
-            f"{method!r} is not a method: give a name, with options as 'NAME:option=value', or a "
-            "MethodOptions class."
-        )
-    return cls
-
-
-def _wrapped(method: Method) -> type[MethodOptions]:
-    """A bare declaration as a method without options."""
-
-    class Given(MethodOptions):
-        """A method that was given as a declaration, in Python."""
-
-        name, family, source = "custom", "own", "given in Python"
-
-        def build(self) -> Method:
-            return method
-
-    return Given
-
-
-def _named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
-    """The method's class, and the settings that name it and its options."""
-    if isinstance(method, str):
-        name, _, words = (method, "", "") if is_file(method) else method.partition(":")
-        params = parse_settings(words.split(",")) if words else {}
-        cls = method_class(name)
-    else:
-        method = _wrapped(method) if isinstance(method, Method) else method
-        cls = _options_class(method)
-        name = cls.name
-        params = {} if isinstance(method, type) else method.model_dump()
-    return cls, {"method": name, "params": params} if params else {"method": name}

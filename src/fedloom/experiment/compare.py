@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import yaml
 
+from fedloom.errors import FedloomError
+from fedloom.experiment.api import slug
+from fedloom.experiment.config import read_config
 from fedloom.experiment.pairing import differences, in_common, notes
 from fedloom.experiment.result import Result
+from fedloom.experiment.settings import RESUMABLE
+from fedloom.experiment.store import RunStore
+from fedloom.files import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,29 +37,126 @@ COLUMNS = {
 }
 
 
+@dataclass
+class Record:
+    """What a comparison was asked for, as its folder keeps it: settings of all methods and, by
+    label, of each; what a method makes no use of, what was taken from it and why, and who
+    diverged."""
+
+    seeds: int = 1
+    seed: int = 0
+    asked: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unused: dict[str, list[str]] = field(default_factory=dict)
+    dropped: dict[str, dict[str, str]] = field(default_factory=dict)
+    diverged: dict[str, str] = field(default_factory=dict)
+
+    FILE = "comparison.yaml"
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
+        with atomic_file(folder / self.FILE) as part:
+            part.write_text(text, encoding="utf-8")
+
+    @staticmethod
+    def read(folder: Path) -> Record:
+        content = read_config(folder / Record.FILE)
+        try:
+            return Record(**content)
+        except TypeError as e:
+            raise FedloomError(
+                f"'{folder / Record.FILE}' is not what fedloom wrote: {e}."
+            ) from None
+
+    def with_more(self, other: Record) -> Record:
+        """This one with another's methods."""
+        both = {
+            name: {**getattr(self, name), **getattr(other, name)}
+            for name in ("own", "unused", "dropped", "diverged")
+        }
+        return Record(self.seeds, self.seed, self.asked, **both)
+
+
+def run_name(label: str, seed: int) -> str:
+    """The directory of a run in a comparison's folder."""
+    return slug(f"{label}-s{seed}")
+
+
 class Comparison:
     """The runs of a comparison: method → one result per seed, in the same order of seeds.
 
     `same` names what is the same in all runs of a seed; `differences` says by method in what it
-    differs from the baseline, or from the settings that were `asked` for; `notes` what else a
+    differs from the baseline, or from the settings that were asked for; `notes` what else a
     reader should know of it.
     """
 
-    FILES = ("table.csv", "comparison.png", "report.html")
+    FILES = (Record.FILE, "table.csv", "comparison.png", "report.html")
 
     def __init__(
-        self,
-        results: dict[str, list[Result]],
-        path: Path,
-        diverged: Mapping[str, str] | None = None,
-        asked: Mapping[str, Any] | None = None,
-        unused: Mapping[str, Sequence[str]] | None = None,
-        dropped: Mapping[str, Mapping[str, str]] | None = None,
+        self, results: dict[str, list[Result]], path: Path, record: Record | None = None
     ) -> None:
         self.results = results
         self.path = path
-        self.diverged = dict(diverged or {})  # methods left out, and why
-        self._asked, self._unused, self._dropped = asked or {}, unused or {}, dropped or {}
+        self.record = record or Record()
+
+    def __repr__(self) -> str:
+        return f"Comparison({str(self.path)!r}, {', '.join(self.results)})"
+
+    @staticmethod
+    def is_in(path: str | Path) -> bool:
+        return (Path(path) / Record.FILE).is_file()
+
+    @staticmethod
+    def load(path: str | Path) -> Comparison:
+        """A comparison that is on disk already."""
+        folder = Path(path)
+        if not Comparison.is_in(folder):
+            raise FedloomError(f"'{folder}' holds no comparison: it has no {Record.FILE}.")
+        record = Record.read(folder)
+        results: dict[str, list[Result]] = {}
+        for label in (name for name in record.own if name not in record.diverged):
+            seeds = range(record.seed, record.seed + record.seeds)
+            results[label] = [_finished(folder, label, seed) for seed in seeds]
+        return Comparison(results, folder, record)
+
+    @staticmethod
+    def of(runs: Sequence[str | Path | Result], path: str | Path = "runs/compare") -> Comparison:
+        """A comparison of finished runs, wherever they are; `path` is where a report goes. Runs
+        that differ in their seed alone are one method; others of the same name are told apart by
+        what they differ in."""
+        found = [run if isinstance(run, Result) else Result(run) for run in runs]
+        if not found:
+            raise FedloomError("Name the runs to compare.")
+        results: dict[str, list[Result]] = {}
+        for label, run in zip(_labels(found), found, strict=True):
+            results.setdefault(label, []).append(run)
+        seeds = {}
+        for label, mine in results.items():
+            mine.sort(key=lambda run: run.config["seed"])
+            seeds[label] = [run.config["seed"] for run in mine]
+        first, *others = seeds
+        for label in others:
+            if seeds[label] != seeds[first]:
+                raise FedloomError(
+                    "Methods are paired by seed, so each needs a run of every seed: "
+                    f"{first} has {_listed(seeds[first])}, {label} has {_listed(seeds[label])}."
+                )
+        if len(set(seeds[first])) < len(seeds[first]):
+            raise FedloomError(
+                f"Two of the runs of {first} have the same settings and seed. Name one of them."
+            )
+        return Comparison(results, Path(path), Record(len(seeds[first]), seeds[first][0]))
+
+    @property
+    def diverged(self) -> dict[str, str]:
+        """Methods left out, and why."""
+        return self.record.diverged
+
+    def agreed(self) -> dict[str, Any]:
+        """Settings that all runs share so as to be compared on the same samples."""
+        config = next(iter(self.results.values()))[0].config
+        return {key: config[key] for key in ("score_on", "validation_share") if key in config}
 
     @property
     def baseline(self) -> str:
@@ -63,11 +169,14 @@ class Comparison:
 
     @cached_property
     def differences(self) -> dict[str, list[str]]:
-        return differences(self.results, self.baseline, self._asked, self._unused, self._dropped)
+        record = self.record
+        return differences(
+            self.results, self.baseline, record.asked, record.own, record.unused, record.dropped
+        )
 
     @cached_property
     def notes(self) -> dict[str, list[str]]:
-        return notes(self.results, self._unused)
+        return notes(self.results, self.record.unused)
 
     def remarks_by_method(self) -> dict[str, dict[str, list[str]]]:
         """`differences` and `notes` under their headings, as far as there are any."""
@@ -160,7 +269,7 @@ class Comparison:
         from fedloom.report.html import comparison_page
 
         self.path.mkdir(parents=True, exist_ok=True)
-        table, picture, report = (self.path / name for name in self.FILES)
+        table, picture, report = (self.path / name for name in self.FILES[1:])
         self.table.to_csv(table)
         self.plot(picture)
         heads, rows = self.cells()
@@ -170,6 +279,44 @@ class Comparison:
         )
         report.write_text(page, encoding="utf-8")
         return report
+
+
+def _finished(folder: Path, label: str, seed: int) -> Result:
+    path = folder / run_name(label, seed)
+    if RunStore(path).exists:
+        run = Result(path)
+        if run.summary["rounds"] == run.summary["rounds_asked"]:
+            return run
+    raise FedloomError(
+        f"The comparison in '{folder}' is not finished: {label} with seed {seed} is missing. Go on "
+        "with the command that began it, and --resume."
+    )
+
+
+def _labels(runs: Sequence[Result]) -> list[str]:
+    """The runs' methods, with what tells those of the same name apart."""
+    names = Counter(run.config["method"] for run in runs)
+    out = []
+    for run in runs:
+        method = run.config["method"]
+        mine = _told_apart(run)
+        same = [_told_apart(other) for other in runs if other.config["method"] == method]
+        differ = [k for k in mine if any(other.get(k) != mine[k] for other in same)]
+        words = "".join(f"@{k}={mine[k]}" for k in differ) if names[method] > 1 else ""
+        out.append(f"{Path(method).stem if method.endswith('.py') else method}{words}")
+    return out
+
+
+def _told_apart(run: Result) -> dict[str, Any]:
+    """All that makes a run another one than one with another seed."""
+    rest = {
+        k: v for k, v in run.config.items() if k not in (*RESUMABLE, "seed", "params", "method")
+    }
+    return {**rest, "rounds": run.config["rounds"], **(run.config.get("params") or {})}
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _plus_minus(mean: float, std: float, seeds: int) -> str:

@@ -71,20 +71,22 @@ def differences(
     runs: Runs,
     baseline: str,
     asked: Mapping[str, Any],
+    own: Mapping[str, Mapping[str, Any]],
     unused: Mapping[str, Sequence[str]],
     dropped: Mapping[str, Mapping[str, str]],
 ) -> dict[str, list[str]]:
-    """By method, what differs from the baseline or from what was asked for, in words; `dropped` are
-    settings that were taken from it, and why."""
-    wanted = {
-        key: _normal(key, value)
-        for key, value in without_nones(Config, asked).items()
-        if key in Config.model_fields and key not in (*_OWN, "data", "model")
-    }
+    """By method, what differs from the baseline or from what was asked for, in words; `own` are
+    settings that only it was given, `dropped` those that were taken from it, and why."""
+    wanted = _wanted(asked)
     out = {}
     for label, results in runs.items():
         mine, base = unused.get(label, ()), runs[baseline]
-        words = _settings(results[0], base[0], baseline, wanted, dropped.get(label, {}))
+        alone = _wanted(own.get(label, {}))
+        set_apart = {*alone, *_wanted(own.get(baseline, {}))}  # told against the baseline
+        shared = {key: value for key, value in wanted.items() if key not in set_apart}
+        taken = {k: why for k, why in dropped.get(label, {}).items() if k not in alone}
+        words = _settings(results[0], base[0], baseline, shared, taken)
+        words += _overruled(results[0], alone, dropped.get(label, {}))
         words += _model(results[0], base[0])
         if ONE_LEARNER in mine or ONE_LEARNER in unused.get(baseline, ()):
             words = [word for word in words if not word.startswith("participation=")]
@@ -95,6 +97,24 @@ def differences(
         if words:
             out[label] = words
     return out
+
+
+def _wanted(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that were asked for, in the form that a config holds."""
+    return {
+        key: _normal(key, value)
+        for key, value in without_nones(Config, asked).items()
+        if key in Config.model_fields and key not in (*_OWN, "data", "model")
+    }
+
+
+def _overruled(run: Result, alone: Mapping[str, Any], dropped: Mapping[str, str]) -> list[str]:
+    """Settings that a method was given for itself and that its definition fixes otherwise."""
+    return [
+        f"{key}={_word(run.config[key])}, not {_word(value)} as asked"
+        for key, value in alone.items()
+        if key in run.config and run.config[key] != value and key not in dropped
+    ]
 
 
 def _normal(key: str, value: Any) -> Any:

@@ -331,7 +331,7 @@ def _print_details(result: Result) -> None:
         out.print(f"Clients worst off: {text}")
 
 
-def print_comparison(comparison: Comparison, report: Path) -> None:
+def print_comparison(comparison: Comparison, report: Path | None = None) -> None:
     heads, rows = comparison.cells()
     out.print(_table(heads, rows))
     out.print(" ".join(comparison.remarks()))
@@ -341,7 +341,8 @@ def print_comparison(comparison: Comparison, report: Path) -> None:
             out.print(Text(f"  {method}: {'; '.join(words)}"))
     for why in comparison.diverged.values():
         out.print(f"Not in the table: {why}")
-    out.print(f"Report: {report}")
+    if report is not None:
+        out.print(f"Report: {report}")
 
 
 class StudyProgress:
