@@ -311,6 +311,12 @@ def test_wrong_settings_of_one_method_get_a_sentence(methods, said, in_tmp):
     assert not list(in_tmp.iterdir())
 
 
+def test_what_a_method_lacks_is_said_before_the_first_one_runs(in_tmp):
+    with pytest.raises(FedloomError, match="fedswap:partner=min: .*--public"):
+        compared("fedavg", "fedswap:partner=min")
+    assert not list(in_tmp.iterdir())
+
+
 def test_a_run_has_no_settings_behind_an_at_sign(in_tmp):
     with pytest.raises(FedloomError, match=r"--set lr=0\.1"):
         fedloom.run("fedavg@lr=0.1")

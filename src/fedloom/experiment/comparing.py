@@ -17,6 +17,7 @@ from fedloom.experiment.pairing import unused
 from fedloom.experiment.plugins import trust
 from fedloom.experiment.runner import Watcher
 from fedloom.experiment.settings import Config
+from fedloom.experiment.setup import checked
 from fedloom.experiment.store import RunStore
 from fedloom.files import is_temporary
 
@@ -233,6 +234,10 @@ def _on_the_same(lines: Sequence[_Line], before: Comparison | None) -> dict[str,
         config, method = line.plan()
         configs.append(config)
         out[line.label] = unused(config, method)
+        try:
+            checked(config, method)
+        except FedloomError as e:
+            raise FedloomError(f"{line.label}: {e}") from None
     there = {} if before is None else before.agreed()
     for key, value in {**there, **agreed(configs)}.items():
         if before is not None and there.get(key) != value:

@@ -260,6 +260,14 @@ def _check_given(config: Config, **objects: object) -> None:
 
 
 @telling_memory("setting up this run")
+def checked(config: Config, method: Method) -> Method:
+    """The method as it runs with these settings; refused, before any data is read, where it can't
+    or needs what they do not give."""
+    method = placed(config, method)
+    _check_public(config, method)
+    return replace(method, adapt=method.adapt.on(config.score_on))
+
+
 def prepare(
     config: Config,
     method: Method,
@@ -276,9 +284,7 @@ def prepare(
     is what the checkpoint says of itself that the run goes on from.
     """
     _check_given(config, data=data, model=model, partition=partition)
-    method = placed(config, method)
-    method = replace(method, adapt=method.adapt.on(config.score_on))
-    _check_public(config, method)
+    method = checked(config, method)
     device = _device(config)
     dealt = _deal(config, method, data, partition)
     factory = model or model_factory(config.model)
