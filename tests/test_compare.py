@@ -4,6 +4,7 @@ import contextlib
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,8 +246,25 @@ def test_means_spreads_and_gains_of_a_table_by_hand():
     assert row["macro_wins"] == 2
     heads, rows = comparison.cells()
     assert heads == ["method", "client accuracy (%)", "traffic (MB)", "client accuracy vs fedavg"]
-    assert rows == [["fedper", "70.00 ± 20.00", "3.00 ± 1.00", "+40.00 ± 30.00 (2/2 better)"],
+    # t = 0.4 / (0.6 / 2) with one degree of freedom: p = 1 - 2 atan(4/3) / pi
+    assert row["macro_p"] == pytest.approx(1 - 2 * np.arctan(4 / 3) / np.pi)
+    gain = "+40.00 ± 30.00 (2/2 better, p = 0.41)"
+    assert rows == [["fedper", "70.00 ± 20.00", "3.00 ± 1.00", gain],
                     ["fedavg", "30.00 ± 10.00", "0.00", "–"]]  # fmt: skip
+    assert comparison.latex(["macro", "bytes"]).splitlines()[2:6] == [
+        r"method & client accuracy (\%) & traffic (MB) \\", r"\midrule",
+        r"fedper & \textbf{70.00 $\pm$ 20.00} & 3.00 $\pm$ 1.00 \\",
+        r"fedavg & 30.00 $\pm$ 10.00 & \textbf{0.00} \\",
+    ]  # fmt: skip
+    with pytest.raises(FedloomError, match="Did you mean 'macro'"):
+        comparison.latex(["macr"])
+
+
+@pytest.mark.parametrize(("gains", "p"), [((0.0, 0.0), 1.0), ((0.1, 0.1), 0.0)])
+def test_gains_that_are_all_equal_leave_no_doubt(gains, p):
+    base = [Ran(seed=i, macro=0.5) for i in range(2)]
+    other = [Ran(seed=i, macro=0.5 + gain) for i, gain in enumerate(gains)]
+    assert Comparison({"fedavg": base, "other": other}, None).table["macro_p"]["other"] == p
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -312,7 +330,7 @@ def test_wrong_settings_of_one_method_get_a_sentence(methods, said, in_tmp):
 
 
 def test_what_a_method_lacks_is_said_before_the_first_one_runs(in_tmp):
-    with pytest.raises(FedloomError, match="fedswap:partner=min: .*--public"):
+    with pytest.raises(FedloomError, match=r"fedswap:partner=min: .*--public"):
         compared("fedavg", "fedswap:partner=min")
     assert not list(in_tmp.iterdir())
 
@@ -330,6 +348,9 @@ def test_a_comparison_is_opened_again_with_all_that_it_said(in_tmp):
         made.remarks(), made.differences, made.notes
     )  # fmt: skip
     assert "fedswap" in repr(opened)
+    assert "<td>fedprox:mu=1</td>" in opened._repr_html_()
+    opened.to_csv("table.csv")
+    assert "fedprox:mu=1" in Path("table.csv").read_text()
 
 
 def test_a_comparison_is_extended_by_a_method(in_tmp):

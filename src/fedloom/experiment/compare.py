@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.api import slug
 from fedloom.experiment.config import read_config
 from fedloom.experiment.pairing import differences, in_common, notes
@@ -81,6 +82,9 @@ class Record:
 def run_name(label: str, seed: int) -> str:
     """The directory of a run in a comparison's folder."""
     return slug(f"{label}-s{seed}")
+
+
+_COSTS = ("bytes", "macs", "seconds")  # of which less is better
 
 
 class Comparison:
@@ -205,7 +209,8 @@ class Comparison:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Mean and standard deviation over seeds; `gain` is paired by seed with the baseline."""
+        """Mean and standard deviation over seeds; `gain` is paired by seed with the baseline, `p`
+        the two-sided p-value of a paired t-test on it (NaN with one seed)."""
         base = self.runs[self.runs["method"] == self.baseline].set_index("seed")
         rows = []
         for method in self.results:
@@ -221,6 +226,7 @@ class Comparison:
                     row[f"{name}_gain"] = gain.mean(skipna=False)
                     row[f"{name}_gain_std"] = gain.std(ddof=0)
                     row[f"{name}_wins"] = int((gain > 0).sum())
+                    row[f"{name}_p"] = _chance(gain.to_numpy())
             rows.append(row)
         return pd.DataFrame(rows).set_index("method")
 
@@ -245,7 +251,9 @@ class Comparison:
             elif gain:
                 change = f"{100 * row[f'{gain}_gain']:+.2f}"
                 spread = f" ± {100 * row[f'{gain}_gain_std']:.2f}" if seeds > 1 else ""
-                cells.append(f"{change}{spread} ({int(row[f'{gain}_wins'])}/{seeds} better)")
+                wins, p = int(row[f"{gain}_wins"]), row[f"{gain}_p"]
+                sure = f", p = {p:.2g}" if np.isfinite(p) else ""
+                cells.append(f"{change}{spread} ({wins}/{seeds} better{sure})")
             out.append(cells)
         return heads, out
 
@@ -253,6 +261,37 @@ class Comparison:
         heads, rows = self.cells()
         lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
         return "\n".join(lines + ["| " + " | ".join(r) + " |" for r in rows])
+
+    def to_csv(self, file: str | Path) -> None:
+        """The table as numbers, with all digits."""
+        self.table.to_csv(file)
+
+    def latex(self, columns: Sequence[str] = ("test_accuracy", "macro", "worst10", "bytes")) -> str:
+        """The table for a paper (with the package booktabs), the best mean of each column bold."""
+        table = self.table
+        if wrong := next((n for n in columns if n not in COLUMNS), None):
+            raise unknown("column", wrong, COLUMNS)
+        used = [n for n in columns if n in table and table[n].notna().any()]
+        seeds = len(next(iter(self.results.values())))
+        heads = [f"{COLUMNS[n][0]} ({COLUMNS[n][1]})" for n in used]
+        lines = [r"\begin{tabular}{l" + "r" * len(used) + "}", r"\toprule",
+                 " & ".join(map(_escaped, ["method", *heads])) + r" \\", r"\midrule"]  # fmt: skip
+        best = {n: (table[n].min if n in _COSTS else table[n].max)() for n in used}
+        for method, row in table.iterrows():
+            cells = [_escaped(str(method))]
+            for name in used:
+                factor = COLUMNS[name][2]
+                text = _plus_minus(row[name] * factor, row[f"{name}_std"] * factor, seeds)
+                text = text.replace("±", r"$\pm$").replace("–", "--")
+                cells.append(rf"\textbf{{{text}}}" if row[name] == best[name] else text)
+            lines.append(" & ".join(cells) + r" \\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from fedloom.report.html import table as html_table
+
+        return html_table(*self.cells()) + f"<p>{' '.join(self.remarks())}</p>"
 
     def plot(self, file: str | Path | None = None) -> Figure:
         """Accuracy over rounds, mean and spread over seeds; saved if `file` is given."""
@@ -317,6 +356,22 @@ def _told_apart(run: Result) -> dict[str, Any]:
 
 def _listed(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _chance(gains: np.ndarray) -> float:
+    """The p-value of a paired t-test: how likely gains as large are where there is none."""
+    from scipy.stats import t
+
+    if len(gains) < 2 or not np.isfinite(gains).all():
+        return float("nan")
+    error = gains.std(ddof=1) / np.sqrt(len(gains))
+    if error == 0:
+        return 1.0 if gains[0] == 0 else 0.0
+    return float(2 * t.sf(abs(gains.mean()) / error, len(gains) - 1))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([&%$#_{}])", r"\\\1", text)
 
 
 def _plus_minus(mean: float, std: float, seeds: int) -> str:

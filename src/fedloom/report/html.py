@@ -36,13 +36,13 @@ def comparison_page(
         f"{config['data']}, {config['clients']} clients, partition {config['partition']}, "
         f"{config['rounds']} rounds"
     )
-    settings = _table(("setting", "value"), [(k, str(v)) for k, v in shared.items()])
+    settings = table(("setting", "value"), [(k, str(v)) for k, v in shared.items()])
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>fedloom comparison</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>
 <body><h1>Comparison</h1><p>{escape(about)}.
 {escape(remarks)}</p>
-{_table(heads, rows)}
+{table(heads, rows)}
 {"".join(_list(heading, found) for heading, found in by_method.items())}
 <img alt="Accuracy over rounds" src="data:image/png;base64,{image}">
 <details><summary>Settings of {escape(str(rows[0][0]))}</summary>{settings}</details></body></html>
@@ -57,7 +57,7 @@ def _list(heading: str, found: Mapping[str, Sequence[str]]) -> str:
     return f"<p>{escape(heading)}:</p><ul>{items}</ul>"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(h)}</th>" for h in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
