@@ -340,16 +340,14 @@ class BareSwap(Bare):
 
     def _centred_grams(self, state: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         self._module.load_state_dict(state)
-        found: list[torch.Tensor] = []
-        hooks = [
-            layer.register_forward_hook(lambda _m, _i, out: found.append(out.detach().flatten(1)))
-            for layer in self._module.children()
-        ]
+        net: Any = self._module.eval()
         with torch.no_grad():
-            self._module.eval()(self._probes)
-        for hook in hooks:
-            hook.remove()
-        return [x @ x.T for x in (x - x.mean(0) for x in found)]
+            a = F.relu(F.max_pool2d(net.conv1(self._probes), 2))
+            b = F.relu(F.max_pool2d(net.conv2(a), 2))
+            c = F.relu(net.fc1(b.flatten(1)))
+            d = F.relu(net.fc2(c))
+            found = [x.flatten(1) for x in (a, b, c, d, net.out(d))]
+            return [x @ x.T for x in (x - x.mean(0) for x in found)]
 
     def _average(self) -> dict[str, torch.Tensor]:
         total = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in self._own[0].items()}

@@ -283,10 +283,10 @@ struct Table {
     double (*loss)(Program*, const int64_t*, float);
     void (*along)(Program*, const float*, const float*, float*, float*);
     void (*mask)(Program*, int, const float*);
-    double (*peak)(long);
+    void (*read)(const Program*, int, float*, long);
     void (*descend)(float*, const float*, long, float);
 };
-#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::peak, isa::descend}
+#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend}
 #if defined(__x86_64__)
 const Table tables[] = {TABLE(plain), TABLE(avx2), TABLE(avx512)};
 const int lanes_of[] = {4, 8, 16};
@@ -400,6 +400,9 @@ void fl_forward(Program* p, float* W, int update, float* out) {
     if (out) of(p).logits(p, out);
 }
 
+// A value of the batch that went forward last, (n, features), in rows that are `stride` apart.
+void fl_read(const Program* p, int value, float* to, long stride) { of(p).read(p, value, to, stride); }
+
 // From d(loss)/d(outputs) of the batch that went forward last to d(loss)/d(W).
 void fl_backward(Program* p, const float* W, float* G, const float* d, int add) {
     of(p).put(p, d);
@@ -450,9 +453,6 @@ double fl_steps(Program* p, float* W, float* G, long trainable, const void* imag
     }
     return sum;
 }
-
-// Floating-point operations of a loop that does nothing but multiply and add.
-double fl_peak(int isa, long rounds) { return tables[isa].peak(rounds); }
 
 }  // extern "C"
 
@@ -1195,8 +1195,6 @@ INLINE float* stat(float* all_, const Op& op, long q, long c, long per) {
     return all_ + (op.batch ? c : q * op.groups + c / per) * 4 * L;
 }
 
-struct Sums { vf a, b; };
-
 // Means over what is normalised together: `per` channels at a time, then written to two slots of its statistics.
 FN void spread(const Program* p, const Op& op, const Value& v, float* stats, int slot, const vf* a, const vf* b) {
     const long blocks = blocks_of(p), per = op.batch ? 1 : v.c / op.groups;
@@ -1655,6 +1653,25 @@ FN void collect(const Program* p, float** data, float* to) {
 
 FN void logits(Program* p, float* to) { collect(p, p->x, to); }
 
+FN void read(const Program* p, int value, float* to, long stride) {
+    const Value& v = p->values[value];
+    const Rows r = data_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) {
+        const float* from = p->x[value] + at(r, q, c, y);
+        const long there = std::min<long>(L, p->n - q * L);
+        float* row = to + q * L * stride + (c * v.h + y) * v.w;
+        if (there == L)
+            for (long x = 0; x < v.w; x++) {
+                const vf all_ = ld(from + x * L);
+                UNROLL for (int l = 0; l < L; l++) row[l * stride + x] = all_[l];
+            }
+        else
+            for (long l = 0; l < there; l++)
+                for (long x = 0; x < v.w; x++) row[l * stride + x] = from[x * L + l];
+    }
+}
+
 FN void put(Program* p, const float* d) {  // d(loss)/d(outputs), where going back begins
     for (int k = 0; k < p->n_out; k++) {
         const long classes = p->values[p->out[k]].c;
@@ -1753,18 +1770,6 @@ FN void along(Program* p, const float* W, const float* V, float* out, float* G) 
 
 FN void descend(float* W, const float* G, long n, float lr) {  // one rounding, as torch's
     for (long i = 0; i < n; i++) W[i] = __builtin_fmaf(-lr, G[i], W[i]);
-}
-
-FN double peak(long rounds) {
-    vf a[10];
-    UNROLL for (int k = 0; k < 10; k++) a[k] = all(.1f * (k + 1));
-    volatile float f = .999f, g = 1e-6f;
-    const vf x = all(f), y = all(g);
-    for (long r = 0; r < rounds; r++) UNROLL for (int k = 0; k < 10; k++) a[k] = a[k] * x + y;
-    vf s = {};
-    for (int k = 0; k < 10; k++) s += a[k];
-    f = total(s);
-    return rounds * 20.0 * L;
 }
 
 }  // namespace ISA
