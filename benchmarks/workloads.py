@@ -132,8 +132,18 @@ def experiment(workload: Workload, **settings: Any) -> Experiment:
 class Fedloom:
     """The runner without evaluation or files."""
 
-    def __init__(self, workload: Workload, engine: str, workers: int, precision: str) -> None:
-        self._experiment = experiment(workload, engine=engine, workers=workers, precision=precision)
+    def __init__(
+        self,
+        workload: Workload,
+        engine: str,
+        workers: int,
+        precision: str,
+        kernels: str | None = None,
+    ) -> None:
+        more = {} if kernels is None else {"kernels": kernels}  # an old checkout has no such word
+        self._experiment = experiment(
+            workload, engine=engine, workers=workers, precision=precision, **more
+        )
         store = RunStore(Path(tempfile.gettempdir()) / "unused")
         self._runner = Runner(self._experiment, store)
         self.macs: list[int] = []  # that clients spent in each round

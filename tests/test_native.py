@@ -18,13 +18,14 @@ from fedloom.engine.kernels import kernels_for, resolve
 from fedloom.engine.resident import flat
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
+from fedloom.mix import Networks
 from fedloom.models import build
 from fedloom.native import library as native_library
 from fedloom.native import net as native_net
 from fedloom.native.library import SETS, library
 from fedloom.native.net import Native, Pictures
 from fedloom.native.plan import Unplanned, plan
-from fedloom.similarity import activations
+from fedloom.similarity import activations, similarity_matrix
 
 BUILT = library() is not None
 HERE = [k for k in SETS if BUILT and library().fl_supported() & 1 << k]
@@ -129,15 +130,29 @@ def test_activations_in_front_of_and_behind_pooling(order):
 
 
 @needs_kernels
-def test_probes_by_the_kernels_are_those_of_torch(in_tmp):
-    both = [fedloom.run("fedswap:partner=min", clients=5, rounds=2, public="noise:20", model=model,
-                        kernels=kernels, out=in_tmp / f"{kernels}-{model}", steps=2)
-            for model in ("mlp", "conv4") for kernels in ("native", "torch")]  # fmt: skip
-    for ours, torchs in (both[:2], both[2:]):
-        found, wanted = ([r["mix"] for r in run.records] for run in (ours, torchs))
-        for a, b in zip(found, wanted, strict=True):
-            assert a["pairs"] == b["pairs"]
-            assert np.allclose(a["similarity"], b["similarity"], atol=1e-5)
+@pytest.mark.parametrize("norm", ["batch", "static", "group"])
+def test_rows_are_compared_alike_by_the_kernels_and_by_torch(norm):
+    shape, options = (1, 8, 8), {"channels": [4, 8, 8, 8], "norm": norm}
+    nets = [build("conv4", shape, 3, seed, options=options) for seed in range(4)]
+    layout, x = Layout.of(nets[0]), torch.randn(70, *shape)
+    rows = torch.stack([layout.flatten(net) for net in nets])
+    native = Native(nets[0], layout, shape)
+    ours, torchs = (Networks(nets[0], layout, n).of(rows, x) for n in (native, None))
+    assert ours.native is native
+    for layers in (None, ["blocks.1.conv"], ["blocks.1"]):  # the last one's by torch
+        found, wanted = (similarity_matrix(m, x, layers=layers) for m in (ours, torchs))
+        assert torch.allclose(found, wanted, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_probes_run_by_the_kernels_of_the_run(in_tmp, monkeypatch, kernels):
+    seen = []
+    inner = Native.activations
+    monkeypatch.setattr(Native, "activations", lambda *given: seen.append(1) or inner(*given))
+    fedloom.run("fedswap:partner=min", clients=3, rounds=1, steps=1, public="noise:20",
+                kernels=kernels)  # fmt: skip
+    assert bool(seen) == (kernels == "native")
 
 
 @needs_kernels
@@ -641,12 +656,26 @@ def test_flat_rows_carry_gradients_to_every_tensor():
 
 
 @needs_kernels
+def test_the_stacked_engine_does_not_take_the_kernels_silently(in_tmp):
+    given = {"clients": 3, "rounds": 1, "steps": 1}
+    for kernels in ("native", SETS[HERE[-1]][0]):
+        with pytest.raises(FedloomError, match="stacked engine trains many as one"):
+            fedloom.run("fedavg", **given, engine="stacked", kernels=kernels)
+    stacked = fedloom.run("fedavg", **given, engine="stacked")
+    assert "stacked engine" in stacked.kernels
+    assert stacked.store.checkpoint()[1]["kernels"] == "torch"
+    fedloom.run("fedavg", **given, engine="serial", out="run")
+    with pytest.raises(FedloomError, match="Go on with another engine"):
+        fedloom.run("fedavg", **given | {"rounds": 2}, engine="stacked", out="run", resume=True)
+
+
+@needs_kernels
 @pytest.mark.parametrize("method", ["heterofl", "fjord"])
 def test_narrow_parts_of_a_wide_network_read_the_same_images(in_tmp, monkeypatch, row, method):
     """With AVX-512 torch runs the whole network, on images that lie colour by colour of each pixel,
     and our kernels run a weak client's part of it."""
     monkeypatch.setattr(engine_kernels, "torch_has_avx512", lambda: True)
-    monkeypatch.setattr(engine_kernels, "_MOSTLY", 0.25)
+    monkeypatch.setattr(engine_kernels, "_MOSTLY", 0.5)
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (60, 3, 12, 12), dtype=np.uint8), np.arange(60) % 3
     settings = {"model": "conv4", "model_options": {"channels": [32, 64, 64, 64]}, "clients": 3,

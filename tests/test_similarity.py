@@ -27,11 +27,11 @@ from fedloom.similarity import (
     kernel_named,
     layers_of,
     measure_named,
+    networks,
     similarity,
     similarity_matrix,
     weight_matrix,
 )
-from fedloom.similarity import networks
 from fedloom.similarity.measures import gram
 from fedloom.streams import stream
 
@@ -250,7 +250,7 @@ def test_one_statistic_over_all_inputs_however_many_go_through_at_a_time(name):
         assert similarity(a, b, inputs, name, batch=batch) == pytest.approx(wanted, rel=1e-6)
     # One input more changes little: it is not the mean of two batches.
     fewer = similarity(a, b, inputs[:256], name)
-    assert fewer == pytest.approx(wanted, rel=0.02)
+    assert fewer == pytest.approx(wanted, rel=0.02, abs=2e-3)
 
 
 def test_networks_of_different_make_are_compared_by_named_layers():
@@ -405,7 +405,7 @@ def test_functional_and_module_non_linearities_are_the_same():
 
 
 def test_what_is_behind_a_non_linearity_already_is_taken_as_it_is():
-    """A block that ends in a ReLU has its activation; the next ReLU that its sum reaches has not."""
+    """A block that ends in a ReLU has its activation: it is not the next non-linearity's."""
     net = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.ReLU(), nn.Dropout(0.5)),
                         nn.Sigmoid(), nn.Linear(9, 4)).eval()  # fmt: skip
     found = activations(net, IMAGES, ["0", "0.1", "0.2", "2"])

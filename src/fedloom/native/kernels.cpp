@@ -77,6 +77,7 @@ struct Program {
     long grad_size;
     std::vector<long>* grad_at;
     int n;                       // samples of the loaded batch
+    float* rows;                 // the loaded images as [sample][pixel], for a linear layer that reads them
 };
 
 constexpr int CHANNELS = 32;  // of a wide convolution that are taken at a time
@@ -358,7 +359,9 @@ Program* fl_make(int isa, const Op* ops, int n_ops, const Value* values, int n_v
                 if (o.pool) p->arg[i] = (int32_t*)get(p, plain_size(v, L) * p->blocks * 4);
                 channels = std::max<long>(channels, 2 * v.c * L);
             } else if (o.kind == LINEAR) {
-                turned = std::max(turned, padded(in.c * in.h * in.w) * L * p->blocks);
+                const long size = padded(in.c * in.h * in.w) * L * p->blocks;
+                turned = std::max(turned, size);
+                if (o.learns && !p->rows && !root(p, o.in) && !p->values[0].pad) p->rows = (float*)get(p, size * 4);
             } else if (o.kind == MAXPOOL) {
                 p->arg[i] = (int32_t*)get(p, plain_size(v, L) * p->blocks * 4);
             } else if (o.kind == NORM) {
@@ -469,6 +472,7 @@ namespace ISA {
 constexpr long L = LANES;
 typedef float vf __attribute__((vector_size(LANES * 4), may_alias));
 typedef int32_t vi __attribute__((vector_size(LANES * 4), may_alias));
+typedef uint8_t vb __attribute__((vector_size(LANES), may_alias));
 
 INLINE vf ld(const float* p) { return *(const vf*)p; }
 INLINE void st(float* p, vf v) { *(vf*)p = v; }
@@ -1052,6 +1056,39 @@ FN void mat(const float* w, long wo, long wi, const float* x, long n, float* out
     }
 }
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define ZIPPED 1
+#endif
+#endif
+#ifdef ZIPPED
+#if LANES == 4
+INLINE vf zip(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+INLINE vf zip_high(vf a, vf b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+#elif LANES == 8
+INLINE vf zip(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+INLINE vf zip_high(vf a, vf b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+#else
+INLINE vf zip(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
+INLINE vf zip_high(vf a, vf b) { return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
+#endif
+#endif
+
+// L vectors of L: rows become columns.
+INLINE void transpose(vf* v) {
+#ifdef ZIPPED
+    UNROLL for (int stage = 1; stage < L; stage *= 2) {
+        vf t[L];
+        UNROLL for (int k = 0; k < L / 2; k++) t[2 * k] = zip(v[k], v[k + L / 2]), t[2 * k + 1] = zip_high(v[k], v[k + L / 2]);
+        UNROLL for (int k = 0; k < L; k++) v[k] = t[k];
+    }
+#else
+    float part[L][L];
+    UNROLL for (int k = 0; k < L; k++) UNROLL for (int b = 0; b < L; b++) part[b][k] = v[k][b];
+    UNROLL for (int k = 0; k < L; k++) memcpy(&v[k], part[k], L * 4);
+#endif
+}
+
 // Samples as rows: [sample][input], so that products over samples can use the vectors.
 FN void turn(const float* x, long n, long blocks, float* to) {
     const long pitch = padded(n);
@@ -1059,12 +1096,10 @@ FN void turn(const float* x, long n, long blocks, float* to) {
         for (long i = 0; i < n; i += L) {
             const long m = std::min(L, n - i);
             if (m == L) {
-                float part[L][L];
-                UNROLL for (int k = 0; k < L; k++) {
-                    const vf v = ld(x + (q * n + i + k) * L);
-                    UNROLL for (int b = 0; b < L; b++) part[b][k] = v[b];
-                }
-                for (int b = 0; b < L; b++) memcpy(to + (q * L + b) * pitch + i, part[b], L * 4);
+                vf v[L];
+                UNROLL for (int k = 0; k < L; k++) v[k] = ld(x + (q * n + i + k) * L);
+                transpose(v);
+                UNROLL for (int b = 0; b < L; b++) memcpy(to + (q * L + b) * pitch + i, &v[b], L * 4);
             } else {
                 for (long k = 0; k < m; k++)
                     for (int b = 0; b < L; b++) to[(q * L + b) * pitch + i + k] = x[(q * n + i + k) * L + b];
@@ -1138,8 +1173,9 @@ FN void linear_backward(Program* p, int i, const float* W, const float* V, float
             if (ALONG) st(rd + k, ld(rd + k) * (float)op.scale);
         }
     if (op.learns) {
-        turn(p->x[op.in], n, blocks, p->turned);
-        outer(ALONG ? rd : d, m, p->turned, n, blocks, G + op.weight, add);
+        const bool there = p->rows && !root(p, op.in);
+        if (!there) turn(p->x[op.in], n, blocks, p->turned);
+        outer(ALONG ? rd : d, m, there ? p->rows : p->turned, n, blocks, G + op.weight, add);
         if (ALONG) {
             turn(p->rx[op.in], n, blocks, p->turned);
             outer(d, m, p->turned, n, blocks, G + op.weight, true);
@@ -1574,6 +1610,51 @@ FN void mean_backward(Program* p, const Op& op, const float* g, float* dx) {
 
 // ---- whole networks
 
+// A block of images that are flipped, or cut out of themselves with a border.
+FN void load_moved(Program* p, long q, const uint8_t** bytes, const float** floats, int kind, int n, const float* scale,
+                   const float* shift, const uint8_t* flip, const int32_t* offset, int crop) {
+    const Value& v = p->values[0];
+    const Rows r = data_rows(v);
+    for (long c = 0; c < v.c; c++)
+        for (long y = 0; y < v.h; y++) {
+            float* to = p->x[0] + at(r, q, c, y);
+            for (long x = 0; x < v.w; x++, to += L) {
+                const long j = (c * v.h + y) * v.w + x;
+                vf value = {};
+                for (int l = 0; l < L; l++) {
+                    const long k = std::min<long>(q * L + l, n - 1);
+                    const long a = y + (offset ? offset[2 * k] - crop : 0), b0 = x + (offset ? offset[2 * k + 1] - crop : 0);
+                    const long b = flip && flip[k] ? v.w - 1 - b0 : b0;
+                    const bool inside = a >= 0 && a < v.h && b >= 0 && b < v.w;
+                    const long m = (c * v.h + a) * v.w + b;
+                    value[l] = !inside ? 0.f : kind ? (float)bytes[l][m] : floats[l][m];
+                }
+                if (scale) value = value * all(scale[j]) - all(shift[j]);
+                st(to, value);
+            }
+        }
+}
+
+// L pixels of L images: as rows, if they are wanted, and as columns.
+template <bool BYTES, bool SCALED>
+INLINE void load_tile(const uint8_t** bytes, const float** floats, long j, const float* a, const float* b, float* to, float* rows, long size) {
+    vf value[L], scale = {}, shift = {};
+    if (SCALED) memcpy(&scale, a, L * 4), memcpy(&shift, b, L * 4);
+    UNROLL for (int l = 0; l < L; l++) {
+        if (BYTES) {
+            vb raw;
+            memcpy(&raw, bytes[l] + j, L);
+            value[l] = __builtin_convertvector(__builtin_convertvector(raw, vi), vf);
+        } else {
+            memcpy(&value[l], floats[l] + j, L * 4);
+        }
+        if (SCALED) value[l] = value[l] * scale - shift;
+    }
+    if (rows) UNROLL for (int l = 0; l < L; l++) memcpy(rows + l * padded(size) + j, &value[l], L * 4);
+    transpose(value);
+    UNROLL for (int l = 0; l < L; l++) st(to + l * L, value[l]);
+}
+
 FN void load(Program* p, const void* images, int kind, const int64_t* places, int n, const float* scale, const float* shift,
              const uint8_t* flip, const int32_t* offset, int crop) {
     const Value& v = p->values[0];
@@ -1588,32 +1669,33 @@ FN void load(Program* p, const void* images, int kind, const int64_t* places, in
             const long k = std::min<long>(q * L + l, n - 1), i = places ? places[k] : k;
             bytes[l] = (const uint8_t*)images + i * size, floats[l] = (const float*)images + i * size;
         }
-        for (long c = 0; c < v.c; c++)
-            for (long y = 0; y < v.h; y++) {
-                float* to = p->x[0] + at(r, q, c, y);
-                for (long x = 0; x < v.w; x++, to += L) {
-                    const long j = (c * v.h + y) * v.w + x;
-                    vf value = {};
-                    if (flip || offset) {
-                        for (int l = 0; l < L; l++) {
-                            const long k = std::min<long>(q * L + l, n - 1);
-                            const long a = y + (offset ? offset[2 * k] - crop : 0), b0 = x + (offset ? offset[2 * k + 1] - crop : 0);
-                            const long b = flip && flip[k] ? v.w - 1 - b0 : b0;
-                            const bool inside = a >= 0 && a < v.h && b >= 0 && b < v.w;
-                            const long m = (c * v.h + a) * v.w + b;
-                            value[l] = !inside ? 0.f : kind ? (float)bytes[l][m] : floats[l][m];
-                        }
-                    } else if (kind) {
-                        vi raw;
-                        UNROLL for (int l = 0; l < L; l++) raw[l] = bytes[l][j];
-                        value = __builtin_convertvector(raw, vf);
-                    } else {
-                        UNROLL for (int l = 0; l < L; l++) value[l] = floats[l][j];
-                    }
-                    if (scale) value = value * all(scale[j]) - all(shift[j]);
-                    st(to, value);
-                }
+        if (flip || offset) {
+            load_moved(p, q, bytes, floats, kind, n, scale, shift, flip, offset, crop);
+            if (p->rows) turn(p->x[0] + q * size * L, size, 1, p->rows + q * L * padded(size));
+            continue;
+        }
+        float* rows = p->rows ? p->rows + q * L * padded(size) : nullptr;
+        // Without a border an image is one long row.
+        const long width = v.pad ? v.w : size;
+        for (long j = 0; j < size; j += width) {
+            float* to = p->x[0] + at(r, q, j / (v.w * v.h), j / v.w % v.h);
+            const float *a = scale ? scale + j : nullptr, *b = scale ? shift + j : nullptr;
+            long x = 0;
+            if (kind && scale)
+                for (; x + L <= width; x += L) load_tile<true, true>(bytes, floats, j + x, a + x, b + x, to + x * L, rows, size);
+            else
+                for (; x + L <= width; x += L)
+                    if (kind) load_tile<true, false>(bytes, floats, j + x, a, b, to + x * L, rows, size);
+                    else if (scale) load_tile<false, true>(bytes, floats, j + x, a + x, b + x, to + x * L, rows, size);
+                    else load_tile<false, false>(bytes, floats, j + x, a, b, to + x * L, rows, size);
+            for (; x < width; x++) {
+                vf value = {};
+                for (int l = 0; l < L; l++) value[l] = kind ? (float)bytes[l][j + x] : floats[l][j + x];
+                if (scale) value = value * all(a[x]) - all(b[x]);
+                st(to + x * L, value);
+                for (int l = 0; rows && l < L; l++) rows[l * padded(size) + x] = value[l];
             }
+        }
     }
 }
 

@@ -359,8 +359,8 @@ class _Planner:
         return out
 
     def _bent(self, x: Made, out: Made) -> Made:
-        """A non-linearity makes `out` of x (or is done where x is made): it is the activation of the
-        layers behind which it is the first."""
+        """A non-linearity makes `out` of x (or is done where x is made): it is the activation of
+        the layers behind which it is the first."""
         for use in x.behind:
             use.activation, out.watched = use.activation or out, True
         x.behind.clear()

@@ -24,9 +24,9 @@ T = TypeVar("T")
 #: functions and methods by name, without the "_" of those that work in place
 NON_LINEARITIES = frozenset(
     {"relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish",
-     "tanh", "sigmoid", "softplus", "softsign", "logsigmoid", "hardtanh", "hardswish", "hardsigmoid",
-     "hardshrink", "softshrink", "tanhshrink", "threshold", "glu", "clamp", "clamp_min", "clip",
-     "maximum", "sin"}
+     "tanh", "sigmoid", "softplus", "softsign", "logsigmoid", "hardtanh", "hardswish",
+     "hardsigmoid", "hardshrink", "softshrink", "tanhshrink", "threshold", "glu", "clamp",
+     "clamp_min", "clip", "maximum", "sin"}
 )  # fmt: skip
 #: what may stand between a layer and its non-linearity
 PASSES = frozenset(
@@ -146,7 +146,7 @@ class _Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
-        # By tensor: the uses of layers whose non-linearity is still to come; whether it came already.
+        # By tensor: the uses of layers whose non-linearity is still to come; whether it came.
         self._behind: Any = WeakIdKeyDictionary()
         self._bent: Any = WeakIdKeyDictionary()
 

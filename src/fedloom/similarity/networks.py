@@ -38,8 +38,8 @@ def similarity(
 
     `layers` names the layers of both (all with weights, unless given); networks of different make
     need those of the second too, in the corresponding order. Layers may differ in width, but not
-    where weights are compared. At most `batch` inputs go through a network at a time; the measure is
-    taken over all of them at once.
+    where weights are compared. At most `batch` inputs go through a network at a time; the measure
+    is taken over all of them at once.
 
     >>> net = nn.Linear(4, 3)
     >>> round(similarity(net, net, torch.randn(8, 4), layers=[""]), 6)
@@ -171,6 +171,7 @@ def _all_weights(
     """The weights of each network, or of the layers named, in a row."""
     rows, shapes = list[Tensor](), set[tuple[torch.Size, ...]]()
     for model, names in zip(models, layers, strict=True):
+        assert isinstance(model, nn.Module)
         parts = dict(model.named_modules())
         for name in names or ():
             if name not in parts:
