@@ -1,4 +1,4 @@
-"""Modules that flatten by `view`, which torch refuses for what its channels-last convolutions make."""
+"""Modules that flatten by `view`, which torch refuses behind its channels-last convolutions."""
 
 from __future__ import annotations
 
