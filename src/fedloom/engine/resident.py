@@ -138,7 +138,7 @@ class _Joined(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         return torch.split(grad, ctx.sizes)
 
 
