@@ -41,6 +41,8 @@ PASSES = frozenset(
      "__rmul__", "__imul__", "div", "__truediv__", "__itruediv__"}
 )  # fmt: skip
 
+_FOLLOWED = NON_LINEARITIES | PASSES
+
 
 class Network(Protocol):
     """A network that says itself what its layers give."""
@@ -169,7 +171,7 @@ class _Watch(TorchFunctionMode):
         word = getattr(func, "__name__", "")
         word = word if word.endswith("__") else word.removesuffix("_")
         made = out[0] if isinstance(out, tuple) and out else out
-        if not isinstance(made, Tensor) or word not in NON_LINEARITIES | PASSES:
+        if not isinstance(made, Tensor) or word not in _FOLLOWED:
             return out
         given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         calls = [call for a in given for call in self._behind.get(a, ())]
