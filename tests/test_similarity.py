@@ -404,6 +404,21 @@ def test_functional_and_module_non_linearities_are_the_same():
     assert all(torch.equal(a, b) and a.min() == 0 for a, b in zip(x, y, strict=True))
 
 
+@pytest.mark.parametrize("behind", [
+    nn.CELU(), nn.ELU(), nn.GELU(), nn.GLU(), nn.Hardshrink(), nn.Hardsigmoid(), nn.Hardswish(),
+    nn.Hardtanh(), nn.LeakyReLU(), nn.LogSigmoid(), nn.Mish(), nn.PReLU(), nn.RReLU(), nn.ReLU6(),
+    nn.SELU(), nn.SiLU(), nn.Sigmoid(), nn.Softplus(), nn.Softshrink(), nn.Softsign(), nn.Tanh(),
+    nn.Tanhshrink(), nn.Threshold(0.1, 0.2)], ids=lambda m: type(m).__name__)  # fmt: skip
+@pytest.mark.parametrize("between", [
+    nn.AdaptiveAvgPool1d(4), nn.MaxPool1d(2), nn.LPPool1d(2, 2), nn.LayerNorm(8), nn.BatchNorm1d(3),
+    nn.GroupNorm(3, 3), nn.InstanceNorm1d(3), nn.RMSNorm(8), nn.Dropout(0.5), nn.Flatten()],
+    ids=lambda m: type(m).__name__)  # fmt: skip
+def test_torchs_non_linearities_are_found_behind_norms_pooling_and_views(between, behind):
+    net = nn.Sequential(nn.Linear(6, 8), between, behind).eval()
+    x = random(5, 3, 6).float()
+    assert torch.equal(activations(net, x)["0"], net(x).detach().flatten(1))
+
+
 def test_what_is_behind_a_non_linearity_already_is_taken_as_it_is():
     """A block that ends in a ReLU has its activation: it is not the next non-linearity's."""
     net = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.ReLU(), nn.Dropout(0.5)),
