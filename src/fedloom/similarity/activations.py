@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 #: functions and methods by name, without the "_" of those that work in place
 NON_LINEARITIES = frozenset(
-    {"relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish",
-     "tanh", "sigmoid", "softplus", "softsign", "log_sigmoid", "logsigmoid", "hardtanh",
-     "hardswish", "hardsigmoid", "hardshrink", "softshrink", "tanhshrink", "_threshold", "threshold",
-     "glu", "clamp", "clamp_min", "clip", "maximum", "sin"}
+    {"relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu",
+     "mish", "tanh", "sigmoid", "softplus", "softsign", "log_sigmoid", "logsigmoid", "hardtanh",
+     "hardswish", "hardsigmoid", "hardshrink", "softshrink", "tanhshrink", "_threshold",
+     "threshold", "glu", "clamp", "clamp_min", "clip", "maximum", "sin"}
 )  # fmt: skip
 #: what may stand between a layer and its non-linearity
 PASSES = frozenset(
@@ -34,11 +34,11 @@ PASSES = frozenset(
      "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
      "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
      "adaptive_max_pool2d", "adaptive_max_pool3d", "lp_pool1d", "lp_pool2d", "mean", "amax",
-     "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "flatten", "unflatten",
-     "view", "reshape", "permute", "transpose", "movedim", "squeeze", "unsqueeze", "contiguous",
-     "clone", "detach", "to", "float", "double", "pixel_shuffle", "interpolate", "pad", "add",
-     "__add__", "__radd__", "__iadd__", "sub", "__sub__", "__rsub__", "__isub__", "mul", "__mul__",
-     "__rmul__", "__imul__", "div", "__truediv__", "__itruediv__"}
+     "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
+     "flatten", "unflatten", "view", "reshape", "permute", "transpose", "movedim", "squeeze",
+     "unsqueeze", "contiguous", "clone", "detach", "to", "float", "double", "pixel_shuffle",
+     "interpolate", "pad", "add", "__add__", "__radd__", "__iadd__", "sub", "__sub__", "__rsub__",
+     "__isub__", "mul", "__mul__", "__rmul__", "__imul__", "div", "__truediv__", "__itruediv__"}
 )  # fmt: skip
 
 _FOLLOWED = NON_LINEARITIES | PASSES
