@@ -1,6 +1,7 @@
 """Measure: contestants take turns round by round, every one in a process of its own.
 
-    python -m benchmarks [--repeats 2] [--only mlp,growth] [--against CHECKOUT] [--out runs/bench]
+    python -m benchmarks [--repeats 2] [--only mlp,growth] [--against CHECKOUT] [--kernels torch]
+                         [--out runs/bench]
 
 Prints seconds per round with the ratio to the best peer (or, without peers, to the bare loop),
 GFLOP/s against what the cores could do, start-up and memory; checks that all trained to the same
@@ -131,12 +132,17 @@ def peers() -> list[str]:
 
 
 def measure(
-    workload: str, repeats: int, against: Path | None = None, **sizes: int
+    workload: str,
+    repeats: int,
+    against: Path | None = None,
+    kernels: str | None = None,
+    **sizes: int,
 ) -> dict[str, list[Run]]:
     """All contestants on a workload, a few rounds each in turn, so that whatever else slows the
     machine down for a while slows all of them down."""
     ours = [n for n in OURS[workload] if "bf16" not in n or has_bf16(torch.device("cpu"))]
-    before = [] if against is None else [n.replace(OURSELVES, BEFORE) for n in ours]
+    before = [] if against is None else [counterpart(n) for n in ours]
+    ours += [] if kernels is None else [f"{OURSELVES}serial:0:fp32:{kernels}"]
     names = ["bare-1", "bare-2", *(peers() if workload in PEERS_IN else []), *ours, *before]
     runs: dict[str, list[Run]] = {name: [] for name in names}
     for turn in range(repeats):
@@ -180,6 +186,12 @@ def seconds(run: Run) -> float:
     return statistics.median(run["rounds"])
 
 
+def counterpart(name: str) -> str:
+    """The same contestant in the other checkout, which may have one kind of kernels only."""
+    *given, kernels = name.split(":")
+    return ":".join(given[:2] if len(given) == 4 else [*given, kernels]).replace(OURSELVES, BEFORE)
+
+
 def cores_of(name: str) -> int:
     """How many cores a contestant may use."""
     family, _, rest = name.partition(":")
@@ -215,7 +227,7 @@ def table(runs: dict[str, list[Run]], rounds: int, peak: float) -> list[dict[str
         }
         if "flower" in times:
             row["flower"] = float(np.median(times["flower"] / times[name]))
-        before = name.replace(OURSELVES, BEFORE)
+        before = counterpart(name)
         if before != name and before in times:
             row["before"] = np.quantile(times[before] / times[name], [0.25, 0.5, 0.75]).tolist()
         rows.append(row)
@@ -292,6 +304,7 @@ def main() -> None:
     parser.add_argument("--only", default=everything)
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     parser.add_argument("--against", type=Path, help="another checkout, run in the same turns")
+    parser.add_argument("--kernels", help="such as torch: one more serial fedloom, with these")
     parser.add_argument("--samples", type=int, help="of a client, in place of the workloads' own")
     args = parser.parse_args()
     chosen = args.only.split(",")
@@ -303,11 +316,16 @@ def main() -> None:
     sizes = {} if args.samples is None else {"samples": args.samples}
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER] = folder
-        run(args.repeats, chosen, args.out, against, sizes)
+        run(args.repeats, chosen, args.out, against, args.kernels, sizes)
 
 
 def run(
-    repeats: int, chosen: list[str], out: Path, against: Path | None, sizes: dict[str, int]
+    repeats: int,
+    chosen: list[str],
+    out: Path,
+    against: Path | None,
+    kernels: str | None,
+    sizes: dict[str, int],
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
@@ -315,7 +333,7 @@ def run(
     for workload in (w for w in OURS if w in chosen):
         dataset(replace(workload_named(workload), **sizes))
         best = peak.measure()
-        results[workload] = measure(workload, repeats, against, **sizes)
+        results[workload] = measure(workload, repeats, against, kernels, **sizes)
         best = max(best, peak.measure(), key=lambda found: found.gflops)  # before and after
         results.setdefault("peak", {})[workload] = asdict(best)
         tables[workload] = table(results[workload], TURNS[workload][1], best.gflops)

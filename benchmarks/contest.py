@@ -68,13 +68,14 @@ def fedloom(
     engine: str,
     workers: str = "0",
     precision: str = "fp32",
+    kernels: str | None = None,
 ) -> Tensor:
     import torch
 
     from benchmarks.workloads import Fedloom
 
     torch.set_num_threads(1)
-    runner = Fedloom(workload, engine, int(workers), precision)
+    runner = Fedloom(workload, engine, int(workers), precision, kernels)
     for t in range(1, rounds + 1):
         runner.round(t)
         mark(runner.macs[-1])
@@ -105,15 +106,16 @@ CONTESTANTS: dict[str, Contestant] = {
 
 
 def find(name: str) -> Contestant:
-    """The contestant of this name; `fedloom:ENGINE[:WORKERS[:PRECISION]]` names one of ours."""
+    """The contestant of this name; `fedloom:ENGINE[:WORKERS[:PRECISION[:KERNELS]]]` names one of
+    ours."""
     family, *options = name.split(":")
-    if family == "fedloom" and 1 <= len(options) <= 3:
-        names = ("engine", "workers", "precision")
+    if family == "fedloom" and 1 <= len(options) <= 4:
+        names = ("engine", "workers", "precision", "kernels")
         return partial(fedloom, **dict(zip(names, options, strict=False)))
     if name not in CONTESTANTS:
         raise SystemExit(
             f"There is no contestant '{name}'. Choose one of {', '.join(CONTESTANTS)} or "
-            "fedloom:ENGINE[:WORKERS[:PRECISION]]."
+            "fedloom:ENGINE[:WORKERS[:PRECISION[:KERNELS]]]."
         )
     return CONTESTANTS[name]
 

@@ -36,7 +36,7 @@ def measure() -> list[dict[str, Any]]:
             client = np.flatnonzero(x.capacities == r)[:1]
             task = Task(SGD(), Budget(), Optimiser(0.05), t, Ordered())
             started = time.perf_counter()
-            (done,) = x.engine.train_each(task, client, x.state.rows(client))
+            (done,) = x.engine.train_each(task, client, x.state.models(client))
             if t > 1:  # the first builds the network
                 seconds[r].append(time.perf_counter() - started)
             memory[r], macs[r] = done.memory, done.macs

@@ -132,8 +132,18 @@ def experiment(workload: Workload, **settings: Any) -> Experiment:
 class Fedloom:
     """The runner without evaluation or files."""
 
-    def __init__(self, workload: Workload, engine: str, workers: int, precision: str) -> None:
-        self._experiment = experiment(workload, engine=engine, workers=workers, precision=precision)
+    def __init__(
+        self,
+        workload: Workload,
+        engine: str,
+        workers: int,
+        precision: str,
+        kernels: str | None = None,
+    ) -> None:
+        more = {} if kernels is None else {"kernels": kernels}  # an old checkout has no such word
+        self._experiment = experiment(
+            workload, engine=engine, workers=workers, precision=precision, **more
+        )
         store = RunStore(Path(tempfile.gettempdir()) / "unused")
         self._runner = Runner(self._experiment, store)
         self.macs: list[int] = []  # that clients spent in each round
@@ -146,7 +156,10 @@ class Fedloom:
         x = self._experiment
         if x.method.mix.home == "server":
             return x.state.shared
-        return x.state.models(np.arange(x.config.clients)).double().mean(0).float()
+        everybody: Any = np.arange(x.config.clients)
+        state: Any = x.state  # of an old checkout: it calls them rows
+        models = state.models(everybody) if hasattr(state, "models") else state.rows(everybody)
+        return models.double().mean(0).float()
 
     def close(self) -> None:
         self._experiment.engine.close()
@@ -340,16 +353,14 @@ class BareSwap(Bare):
 
     def _centred_grams(self, state: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         self._module.load_state_dict(state)
-        found: list[torch.Tensor] = []
-        hooks = [
-            layer.register_forward_hook(lambda _m, _i, out: found.append(out.detach().flatten(1)))
-            for layer in self._module.children()
-        ]
+        net: Any = self._module.eval()
         with torch.no_grad():
-            self._module.eval()(self._probes)
-        for hook in hooks:
-            hook.remove()
-        return [x @ x.T for x in (x - x.mean(0) for x in found)]
+            a = F.relu(F.max_pool2d(net.conv1(self._probes), 2))
+            b = F.relu(F.max_pool2d(net.conv2(a), 2))
+            c = F.relu(net.fc1(b.flatten(1)))
+            d = F.relu(net.fc2(c))
+            found = [x.flatten(1) for x in (a, b, c, d, net.out(d))]
+            return [x @ x.T for x in (x - x.mean(0) for x in found)]
 
     def _average(self) -> dict[str, torch.Tensor]:
         total = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in self._own[0].items()}

@@ -1,13 +1,14 @@
 """The benchmarks measure the same work: loops by hand end with fedloom's weights."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import peak
-from benchmarks.__main__ import OURS, PEERS_IN, TURNS, cores_of, distance, main, table
+from benchmarks import devices, peak
+from benchmarks.__main__ import OURS, PEERS_IN, TURNS, cores_of, counterpart, distance, main, table
 from benchmarks.contest import by_hand
 from benchmarks.workloads import WORKLOADS, Fedloom
 
@@ -94,3 +95,17 @@ def test_a_wrong_word_ends_before_anything_is_measured(words, said, in_tmp, monk
 
 def test_distance_is_relative():
     assert distance(np.array([3.0, 5.0]), np.array([3.0, 4.0])) == pytest.approx(0.2)
+
+
+def test_devices_are_measured_by_capacity(monkeypatch):
+    monkeypatch.setattr(devices, "TURNS", 1)
+    monkeypatch.setattr(devices, "WORKLOAD", replace(devices.WORKLOAD, samples=8))
+    rows = devices.measure()
+    assert [r["capacity"] for r in rows] == list(devices.CAPACITIES)
+    assert all(a["macs"] > b["macs"] and a["memory"] > b["memory"] for a, b in pairwise(rows))
+
+
+def test_a_contestant_with_given_kernels_is_set_beside_the_others_engine():
+    assert counterpart("fedloom:serial:0:fp32:torch") == "before:serial"
+    assert counterpart("fedloom:processes:0:bf16") == "before:processes:0:bf16"
+    assert counterpart("bare-1") == "bare-1"

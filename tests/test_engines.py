@@ -238,6 +238,32 @@ def test_one_model_is_scored_without_a_stack_by_any_number_of_workers(quick, row
     assert one.clients.equals(two.clients)
 
 
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_models_that_flatten_by_view_run_on_torchs_kernels(quick, engine):
+    """Behind convolutions whose kernels lie channels last, torch refuses such a view."""
+
+    class Flat(nn.Module):
+        def __init__(self, flatten):
+            super().__init__()
+            self.conv, self.out, self.flatten = nn.Conv2d(1, 4, 3), nn.Linear(144, 10), flatten
+
+        def forward(self, x):
+            return self.out(self.flatten(torch.relu(self.conv(x))))
+
+    def factory(flatten):
+        def make(shape, classes):
+            torch.manual_seed(0)
+            return Flat(flatten)
+
+        return make
+
+    viewed, flattened = (
+        quick(model=factory(f), rounds=1, engine=engine, kernels="torch")
+        for f in (lambda x: x.view(x.shape[0], -1), lambda x: x.flatten(1))
+    )
+    assert torch.allclose(states(viewed)["shared"], states(flattened)["shared"], atol=1e-6)
+
+
 def test_models_that_cannot_be_stacked_are_refused_by_layer(quick):
     def factory(shape, classes):
         drop = nn.Dropout(0.5)

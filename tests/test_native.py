@@ -18,12 +18,14 @@ from fedloom.engine.kernels import kernels_for, resolve
 from fedloom.engine.resident import flat
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
+from fedloom.mix import Networks
 from fedloom.models import build
 from fedloom.native import library as native_library
 from fedloom.native import net as native_net
 from fedloom.native.library import SETS, library
 from fedloom.native.net import Native, Pictures
 from fedloom.native.plan import Unplanned, plan
+from fedloom.similarity import activations, similarity_matrix
 
 BUILT = library() is not None
 HERE = [k for k in SETS if BUILT and library().fl_supported() & 1 << k]
@@ -94,6 +96,63 @@ def test_random_networks_agree_with_double_precision(number):
             case.native.logits(row, plain(case.x)).double(), looking(case.x.double()),
             rtol=1e-4, atol=1e-4,
         )  # fmt: skip
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
+def test_random_networks_have_the_activations_that_torch_has(number):
+    several = 0
+    for seed in range(NETS):
+        case = Case(seed, number)
+        x = case.x.repeat(5, 1, 1, 1)[:69]
+        found, wanted = case.native.activations(case.row, x), activations(case.net, x)
+        assert list(found) == list(wanted), seed
+        several += len(found) > 3
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)
+        last = list(wanted)[-1:]
+        assert torch.equal(case.native.activations(case.row, x, last)[last[0]], found[last[0]])
+    assert several > 10
+
+
+@needs_kernels
+@pytest.mark.parametrize("order", ["pool", "relu", "none"])
+def test_activations_in_front_of_and_behind_pooling(order):
+    """What is pooled while it is computed is not in memory: where it counts, pooling is apart."""
+    middle = {"pool": [nn.MaxPool2d(2), nn.ReLU()], "relu": [nn.ReLU(), nn.MaxPool2d(2)],
+              "none": [nn.MaxPool2d(2)]}[order]  # fmt: skip
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), *middle, nn.Flatten(), nn.Linear(36, 3))
+    layout, x = Layout.of(net), torch.randn(9, 1, 8, 8)
+    found = Native(net, layout, (1, 8, 8)).activations(layout.flatten(net), x)
+    wanted = activations(net, x)
+    assert found["0"].shape[1] == (36 if order == "pool" else 144)
+    assert all(torch.allclose(found[k], wanted[k], atol=1e-5) for k in wanted)
+
+
+@needs_kernels
+@pytest.mark.parametrize("norm", ["batch", "static", "group"])
+def test_rows_are_compared_alike_by_the_kernels_and_by_torch(norm):
+    shape, options = (1, 8, 8), {"channels": [4, 8, 8, 8], "norm": norm}
+    nets = [build("conv4", shape, 3, seed, options=options) for seed in range(4)]
+    layout, x = Layout.of(nets[0]), torch.randn(70, *shape)
+    rows = torch.stack([layout.flatten(net) for net in nets])
+    native = Native(nets[0], layout, shape)
+    ours, torchs = (Networks(nets[0], layout, n).of(rows, x) for n in (native, None))
+    assert ours.native is native
+    for layers in (None, ["blocks.1.conv"], ["blocks.1"]):  # the last one's by torch
+        found, wanted = (similarity_matrix(m, x, layers=layers) for m in (ours, torchs))
+        assert torch.allclose(found, wanted, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_probes_run_by_the_kernels_of_the_run(in_tmp, monkeypatch, kernels):
+    seen = []
+    inner = Native.activations
+    monkeypatch.setattr(Native, "activations", lambda *given: seen.append(1) or inner(*given))
+    fedloom.run("fedswap:partner=min", clients=3, rounds=1, steps=1, public="noise:20",
+                kernels=kernels)  # fmt: skip
+    assert bool(seen) == (kernels == "native")
 
 
 @needs_kernels
@@ -594,6 +653,20 @@ def test_flat_rows_carry_gradients_to_every_tensor():
     (row * torch.arange(len(row))).sum().backward()
     wanted = layout.views(torch.arange(len(row), dtype=torch.float32))
     assert all(torch.equal(tensors[n].grad, wanted[n]) for n in tensors)
+
+
+@needs_kernels
+def test_the_stacked_engine_does_not_take_the_kernels_silently(in_tmp):
+    given = {"clients": 3, "rounds": 1, "steps": 1}
+    for kernels in ("native", SETS[HERE[-1]][0]):
+        with pytest.raises(FedloomError, match="stacked engine trains many as one"):
+            fedloom.run("fedavg", **given, engine="stacked", kernels=kernels)
+    stacked = fedloom.run("fedavg", **given, engine="stacked")
+    assert "stacked engine" in stacked.kernels
+    assert stacked.store.checkpoint()[1]["kernels"] == "torch"
+    fedloom.run("fedavg", **given, engine="serial", out="run")
+    with pytest.raises(FedloomError, match="Go on with another engine"):
+        fedloom.run("fedavg", **given | {"rounds": 2}, engine="stacked", out="run", resume=True)
 
 
 @needs_kernels

@@ -27,6 +27,7 @@ from fedloom.similarity import (
     kernel_named,
     layers_of,
     measure_named,
+    networks,
     similarity,
     similarity_matrix,
     weight_matrix,
@@ -238,24 +239,18 @@ def test_a_network_is_the_mean_over_its_layers():
     assert similarity(a, b, IMAGES, layers=["out"]) == pytest.approx(alone[2])
 
 
-def test_mini_batches_average_before_they_scale():
+@pytest.mark.parametrize("name", ["cka", "dcka", "cca", "hsic", "inner"])
+def test_one_statistic_over_all_inputs_however_many_go_through_at_a_time(name):
     a, b = nets(2)
-    parts = IMAGES[:20], IMAGES[20:]
-    x, y = zip(*[(activations(a, p)["out"], activations(b, p)["out"]) for p in parts], strict=True)
-    cross, own, other = (
-        sum(HSIC().between(u, v) for u, v in zip(us, vs, strict=True))
-        for us, vs in ((x, y), (x, x), (y, y))
-    )
-    found = similarity(a, b, IMAGES, layers=["out"], batch=20)
-    assert found == pytest.approx(cross / (own * other) ** 0.5)
-
-
-def test_a_measure_that_is_not_scaled_is_the_mean_of_mini_batches():
-    a, b = nets(2)
-    parts = [HSIC().between(activations(a, p)["out"], activations(b, p)["out"])
-             for p in (IMAGES[:14], IMAGES[14:27], IMAGES[27:])]  # fmt: skip
-    found = similarity(a, b, IMAGES, "hsic", layers=["out"], batch=14)
-    assert found == pytest.approx(np.mean(parts))
+    inputs = random(257, 1, 6, 6, seed=5).float()
+    x, y = activations(a, inputs), activations(b, inputs)
+    measure = measure_named(name)
+    wanted = np.mean([measure.between(x[k], y[k], inputs) for k in x])
+    for batch in (256, 257, 100, 1):
+        assert similarity(a, b, inputs, name, batch=batch) == pytest.approx(wanted, rel=1e-6)
+    # One input more changes little: it is not the mean of two batches.
+    fewer = similarity(a, b, inputs[:256], name)
+    assert fewer == pytest.approx(wanted, rel=0.02, abs=2e-3)
 
 
 def test_networks_of_different_make_are_compared_by_named_layers():
@@ -357,6 +352,92 @@ def test_convolutions_are_flattened_and_layers_used_twice_lie_side_by_side():
     assert not net.conv._forward_hooks
 
 
+class Block(nn.Module):
+    """Functional and in-place non-linearities, a norm, pooling, a residual sum, views."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (
+            nn.Conv2d(1, 3, 3, padding=1),
+            nn.Conv2d(3, 3, 1),
+            nn.Conv2d(1, 3, 1),
+        )
+        self.norm, self.fc1, self.out = nn.BatchNorm2d(3), nn.Linear(27, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = torch.relu_(self.norm(self.a(x)))
+        y = self.b(y)
+        y += self.c(x)
+        y = nn.functional.max_pool2d(y.clamp(min=0), 2)
+        return self.out(self.fc1(y.view(len(y), -1)).tanh())
+
+
+def test_activations_are_what_the_non_linearity_behind_a_layer_gives():
+    net = Block().eval()
+    with torch.no_grad():
+        y = torch.relu(net.norm(net.a(IMAGES)))
+        end = torch.relu(net.b(y) + net.c(IMAGES))
+        fc1 = torch.tanh(net.fc1(nn.functional.max_pool2d(end, 2).flatten(1)))
+        wanted = {"a": y, "b": end, "fc1": fc1, "out": net.out(fc1)}
+    found = activations(net, IMAGES)
+    assert list(found) == list(wanted)  # b and c end in the same one, which counts once
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value.flatten(1)), name
+    assert torch.equal(activations(net, IMAGES, ["c"])["c"], end.flatten(1))
+
+
+def test_functional_and_module_non_linearities_are_the_same():
+    class Functional(nn.Module):
+        def __init__(self, layers):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x).relu() if isinstance(layer, nn.Linear) else layer(x)
+            return x
+
+    layers = [nn.Flatten(), nn.Linear(36, 9), nn.ReLU(inplace=True), nn.Linear(9, 5), nn.ReLU()]
+    module = nn.Sequential(*layers)
+    functional = Functional(nn.ModuleList([m for m in layers if not isinstance(m, nn.ReLU)]))
+    x, y = (list(activations(net, IMAGES).values()) for net in (module, functional))
+    assert all(torch.equal(a, b) and a.min() == 0 for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("behind", [
+    nn.CELU(), nn.ELU(), nn.GELU(), nn.GLU(), nn.Hardshrink(), nn.Hardsigmoid(), nn.Hardswish(),
+    nn.Hardtanh(), nn.LeakyReLU(), nn.LogSigmoid(), nn.Mish(), nn.PReLU(), nn.RReLU(), nn.ReLU6(),
+    nn.SELU(), nn.SiLU(), nn.Sigmoid(), nn.Softplus(), nn.Softshrink(), nn.Softsign(), nn.Tanh(),
+    nn.Tanhshrink(), nn.Threshold(0.1, 0.2)], ids=lambda m: type(m).__name__)  # fmt: skip
+@pytest.mark.parametrize("between", [
+    nn.AdaptiveAvgPool1d(4), nn.MaxPool1d(2), nn.LPPool1d(2, 2), nn.LayerNorm(8), nn.BatchNorm1d(3),
+    nn.GroupNorm(3, 3), nn.InstanceNorm1d(3), nn.RMSNorm(8), nn.Dropout(0.5), nn.Flatten()],
+    ids=lambda m: type(m).__name__)  # fmt: skip
+def test_torchs_non_linearities_are_found_behind_norms_pooling_and_views(between, behind):
+    net = nn.Sequential(nn.Linear(6, 8), between, behind).eval()
+    x = random(5, 3, 6).float()
+    assert torch.equal(activations(net, x)["0"], net(x).detach().flatten(1))
+
+
+def test_what_is_behind_a_non_linearity_already_is_taken_as_it_is():
+    """A block that ends in a ReLU has its activation: it is not the next non-linearity's."""
+    net = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.ReLU(), nn.Dropout(0.5)),
+                        nn.Sigmoid(), nn.Linear(9, 4)).eval()  # fmt: skip
+    found = activations(net, IMAGES, ["0", "0.1", "0.2", "2"])
+    assert torch.equal(found["0"], net[0](IMAGES))
+    assert torch.equal(found["0.1"], found["0"])
+    assert torch.equal(found["0.2"], found["0"])
+
+
+def test_wide_random_layers_are_not_alike_behind_their_relu():
+    """Before it, CCA of two random layers of 200 units is 1: the inputs are a linear map away."""
+    models = nets(2, lambda: MLP((1, 6, 6), 4, (200,)))
+    inputs = random(400, 1, 6, 6, seed=3).float()
+    assert similarity(*models, inputs, "cca", layers=["hidden.0"]) < 0.8
+    plain = [nn.Sequential(nn.Flatten(), m.hidden[0]) for m in models]
+    assert similarity(*plain, inputs, "cca") == pytest.approx(1, abs=1e-6)
+
+
 def test_batch_statistics_are_not_touched():
     net = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.BatchNorm1d(5)).train()
     before = net[2].running_mean.clone()
@@ -364,19 +445,17 @@ def test_batch_statistics_are_not_touched():
     assert torch.equal(net[2].running_mean, before)
 
 
-def test_more_probes_take_no_more_memory_than_a_mini_batch_of_them():
-    """What is held is the signatures of one mini-batch: their length goes by it, not by the set."""
-
-    class Watched(CKA):
-        longest = 0
-
-        def signature(self, x, confounder=None):
-            vector = super().signature(x, confounder)
-            Watched.longest = max(Watched.longest, len(vector))
-            return vector
-
-    similarity_matrix(nets(3), IMAGES.repeat(20, 1, 1, 1), Watched(), batch=16)
-    assert Watched.longest == 16**2
+@pytest.mark.parametrize("held", [1, 2, 3])
+def test_what_does_not_fit_into_memory_is_compared_in_parts(monkeypatch, held):
+    models = nets(5)
+    wanted = similarity_matrix(models, IMAGES)
+    looked = []
+    monkeypatch.setattr(networks, "MEMORY", held * 3 * 40**2 * 8)  # three layers
+    monkeypatch.setattr(networks, "activations",
+                        lambda *given: looked.append(1) or activations(*given))  # fmt: skip
+    found = similarity_matrix(models, IMAGES, layers=layers_of(models[0]))
+    assert torch.allclose(found, wanted, atol=1e-12)
+    assert len(looked) == sum(range(5, 0, -held))
 
 
 def test_lenet_compares():

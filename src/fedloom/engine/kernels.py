@@ -20,6 +20,7 @@ from fedloom.native.verify import agrees
 
 _NUMBERS = {name: number for number, (name, _) in SETS.items()}
 _BESIDE = "+torch"
+_STACKED = "stacked"
 _MOSTLY = 0.75  # of a network's multiplications
 CHOICES = ("auto", "native", "torch", *_NUMBERS)
 
@@ -30,10 +31,18 @@ def check(choice: str) -> str:
     return choice
 
 
-def resolve(choice: str, device: torch.device, precision: str, before: str | None) -> str:
+def resolve(
+    choice: str, device: torch.device, precision: str, before: str | None, engine: str = "auto"
+) -> str:
     """The kernels of a run: the name of an instruction set, or torch. `before` is what the
     checkpoint was computed with that the run goes on from."""
     if choice == "auto" and before is not None:
+        if before != "torch" and engine == _STACKED:
+            raise FedloomError(
+                f"This run was computed by fedloom's own kernels for {before}, and the stacked "
+                "engine computes with torch's. Go on with another engine, or in a run of its own: "
+                "fedloom run --fork RUN --engine stacked --kernels torch."
+            )
         if before != "torch" and available(before) == "torch":
             raise FedloomError(
                 f"This run was computed by fedloom's own kernels for {before}, and here they can't "
@@ -43,7 +52,7 @@ def resolve(choice: str, device: torch.device, precision: str, before: str | Non
         return before
     if choice == "torch":
         return "torch"
-    reason = _excluded(device, precision)
+    reason = _excluded(device, precision, engine)
     if choice in _NUMBERS:
         if reason is None and available(choice) == "torch":
             reason = _unavailable(choice)
@@ -119,15 +128,19 @@ def described(found: Native | str, rule: LocalRule) -> str:
     return f"native ({found.name}), through autograd: {type(rule).__name__} {why}"
 
 
-def why_torch(device: torch.device, precision: str, before: str | None) -> str:
+def why_torch(
+    device: torch.device, precision: str, before: str | None, engine: str = "auto"
+) -> str:
     """Why `auto` came to torch."""
     begun = "the run was begun with torch's kernels" if before == "torch" else None
-    return _excluded(device, precision) or begun or why_not()
+    return _excluded(device, precision, engine) or begun or why_not()
 
 
-def _excluded(device: torch.device, precision: str) -> str | None:
+def _excluded(device: torch.device, precision: str, engine: str) -> str | None:
     if device.type != "cpu":
         return f"they run on CPUs, and this run is on {device}"
+    if engine == _STACKED:
+        return "they train one client at a time, and the stacked engine trains many as one"
     return None if precision == "fp32" else f"they compute in fp32, not in {precision}"
 
 

@@ -6,6 +6,7 @@ Loading a model is one copy, an SGD step is one fused update, and nothing is pac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +125,21 @@ def flat(layout: Layout, tensors: Params) -> Tensor:
         if e.kind == "param"
     ]
     extra = layout.trainable - sum(p.numel() for p in parts)
-    return torch.cat([*parts, parts[0].new_zeros(extra)] if extra else parts)
+    return _Joined.apply(*parts, parts[0].new_zeros(extra)) if extra else _Joined.apply(*parts)
+
+
+class _Joined(torch.autograd.Function):
+    """`torch.cat`, whose gradient is cut in one go: where that is differentiated again, torch's own
+    would make a row of zeros for each of the pieces."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: Tensor) -> Tensor:
+        ctx.sizes = [part.numel() for part in parts]
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(grad, ctx.sizes)
 
 
 class Narrower:

@@ -31,6 +31,7 @@ from fedloom.local.rule import Back, Context, Params, Samples
 from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
 from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
+from fedloom.models.viewed import tame_views
 from fedloom.native.net import Native
 from fedloom.select import Ask, Last, Selection
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
@@ -432,8 +433,10 @@ class Worker:
         self._macs[shape] = training_macs(module, data.shape)
         self._saved[shape] = saved_bytes(module, data.shape)
         native = self._native(module, layout)
-        self._residents[shape] = Resident(module, layout, self.setting.device, native)
-        return self._residents[shape]
+        made = self._residents[shape] = Resident(module, layout, self.setting.device, native)
+        if made.native is None and not self.setting.tokens:
+            tame_views(made.module, data.shape, self.setting.device)
+        return made
 
     def _native(self, module: nn.Module, layout: Layout) -> Native | str:
         s = self.setting

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engine import Diverged, Task, Trained, diverged
+from fedloom.engine.kernels import kernels_for
 from fedloom.errors import telling_memory
 from fedloom.experiment.interrupts import heeding_interrupts
 from fedloom.experiment.setup import Experiment
@@ -28,6 +29,7 @@ from fedloom.kinds import Declared
 from fedloom.metrics.cost import peak_memory, reset_peak_memory
 from fedloom.mix import Mixed
 from fedloom.mix.networks import Networks
+from fedloom.native.net import Native
 from fedloom.round.client import Round
 from fedloom.round.messages import Sent, Told
 from fedloom.round.post import Arrived
@@ -306,8 +308,11 @@ class Runner:
 
     @cached_property
     def _networks(self) -> Networks:
-        x = self.experiment
-        return Networks(x.engine.setting.build().to(x.device), x.state.server.layout)
+        x, setting = self.experiment, self.experiment.engine.setting
+        module, layout = setting.build(), x.state.server.layout
+        native = kernels_for(setting.kernels, module, layout, x.dataset.shape, setting.tokens)
+        found = native if isinstance(native, Native) else None
+        return Networks(module.to(x.device), layout, found)
 
     def _pooled_bytes(self) -> int:
         x = self.experiment

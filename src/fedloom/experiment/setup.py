@@ -292,10 +292,10 @@ def prepare(
     sizes = Sizes(built.layout, dealt.dataset.n_classes, dealt.public_size)
     plan = Plan.of(method, sizes, _remembered(config))
     known = None if before is None else before.get("kernels", "torch")
-    kernels = resolve(config.kernels, device, config.precision, known)
+    kernels = resolve(config.kernels, device, config.precision, known, config.engine)
     found = kernels_for(kernels, built.module, built.layout, dealt.dataset.shape, built.tokens)
     if kernels == "torch" and config.kernels != "torch":
-        found = why_torch(device, config.precision, known)
+        found = why_torch(device, config.precision, known, config.engine)
     if config.kernels == "native" and not isinstance(found, Native):
         raise FedloomError(
             f"kernels=native can't run the model '{config.model}': {found}. Leave it out (auto): "

@@ -46,7 +46,7 @@ class OnWeights(Likeness):
 
 @dataclass(frozen=True)
 class OnProbes(Likeness):
-    """By what their layers answer to `probes` of the public images, drawn anew each round."""
+    """By their activations on `probes` of the public images, drawn anew each round."""
 
     measure: Measure
     layers: tuple[str, ...] | None = None

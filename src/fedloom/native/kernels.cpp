@@ -77,6 +77,7 @@ struct Program {
     long grad_size;
     std::vector<long>* grad_at;
     int n;                       // samples of the loaded batch
+    float* rows;                 // the loaded images as [sample][pixel], for a linear layer that reads them
 };
 
 constexpr int CHANNELS = 32;  // of a wide convolution that are taken at a time
@@ -283,10 +284,10 @@ struct Table {
     double (*loss)(Program*, const int64_t*, float);
     void (*along)(Program*, const float*, const float*, float*, float*);
     void (*mask)(Program*, int, const float*);
-    double (*peak)(long);
+    void (*read)(const Program*, int, float*, long);
     void (*descend)(float*, const float*, long, float);
 };
-#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::peak, isa::descend}
+#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend}
 #if defined(__x86_64__)
 const Table tables[] = {TABLE(plain), TABLE(avx2), TABLE(avx512)};
 const int lanes_of[] = {4, 8, 16};
@@ -358,7 +359,9 @@ Program* fl_make(int isa, const Op* ops, int n_ops, const Value* values, int n_v
                 if (o.pool) p->arg[i] = (int32_t*)get(p, plain_size(v, L) * p->blocks * 4);
                 channels = std::max<long>(channels, 2 * v.c * L);
             } else if (o.kind == LINEAR) {
-                turned = std::max(turned, padded(in.c * in.h * in.w) * L * p->blocks);
+                const long size = padded(in.c * in.h * in.w) * L * p->blocks;
+                turned = std::max(turned, size);
+                if (o.learns && !p->rows && !root(p, o.in) && !p->values[0].pad) p->rows = (float*)get(p, size * 4);
             } else if (o.kind == MAXPOOL) {
                 p->arg[i] = (int32_t*)get(p, plain_size(v, L) * p->blocks * 4);
             } else if (o.kind == NORM) {
@@ -399,6 +402,9 @@ void fl_forward(Program* p, float* W, int update, float* out) {
     of(p).forward(p, W, update);
     if (out) of(p).logits(p, out);
 }
+
+// A value of the batch that went forward last, (n, features), in rows that are `stride` apart.
+void fl_read(const Program* p, int value, float* to, long stride) { of(p).read(p, value, to, stride); }
 
 // From d(loss)/d(outputs) of the batch that went forward last to d(loss)/d(W).
 void fl_backward(Program* p, const float* W, float* G, const float* d, int add) {
@@ -451,9 +457,6 @@ double fl_steps(Program* p, float* W, float* G, long trainable, const void* imag
     return sum;
 }
 
-// Floating-point operations of a loop that does nothing but multiply and add.
-double fl_peak(int isa, long rounds) { return tables[isa].peak(rounds); }
-
 }  // extern "C"
 
 #else  // LANES: compiled for one instruction set
@@ -469,6 +472,7 @@ namespace ISA {
 constexpr long L = LANES;
 typedef float vf __attribute__((vector_size(LANES * 4), may_alias));
 typedef int32_t vi __attribute__((vector_size(LANES * 4), may_alias));
+typedef uint8_t vb __attribute__((vector_size(LANES), may_alias));
 
 INLINE vf ld(const float* p) { return *(const vf*)p; }
 INLINE void st(float* p, vf v) { *(vf*)p = v; }
@@ -1052,6 +1056,39 @@ FN void mat(const float* w, long wo, long wi, const float* x, long n, float* out
     }
 }
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define ZIPPED 1
+#endif
+#endif
+#ifdef ZIPPED
+#if LANES == 4
+INLINE vf zip(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+INLINE vf zip_high(vf a, vf b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+#elif LANES == 8
+INLINE vf zip(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+INLINE vf zip_high(vf a, vf b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+#else
+INLINE vf zip(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
+INLINE vf zip_high(vf a, vf b) { return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
+#endif
+#endif
+
+// L vectors of L: rows become columns.
+INLINE void transpose(vf* v) {
+#ifdef ZIPPED
+    UNROLL for (int stage = 1; stage < L; stage *= 2) {
+        vf t[L];
+        UNROLL for (int k = 0; k < L / 2; k++) t[2 * k] = zip(v[k], v[k + L / 2]), t[2 * k + 1] = zip_high(v[k], v[k + L / 2]);
+        UNROLL for (int k = 0; k < L; k++) v[k] = t[k];
+    }
+#else
+    float part[L][L];
+    UNROLL for (int k = 0; k < L; k++) UNROLL for (int b = 0; b < L; b++) part[b][k] = v[k][b];
+    UNROLL for (int k = 0; k < L; k++) memcpy(&v[k], part[k], L * 4);
+#endif
+}
+
 // Samples as rows: [sample][input], so that products over samples can use the vectors.
 FN void turn(const float* x, long n, long blocks, float* to) {
     const long pitch = padded(n);
@@ -1059,12 +1096,10 @@ FN void turn(const float* x, long n, long blocks, float* to) {
         for (long i = 0; i < n; i += L) {
             const long m = std::min(L, n - i);
             if (m == L) {
-                float part[L][L];
-                UNROLL for (int k = 0; k < L; k++) {
-                    const vf v = ld(x + (q * n + i + k) * L);
-                    UNROLL for (int b = 0; b < L; b++) part[b][k] = v[b];
-                }
-                for (int b = 0; b < L; b++) memcpy(to + (q * L + b) * pitch + i, part[b], L * 4);
+                vf v[L];
+                UNROLL for (int k = 0; k < L; k++) v[k] = ld(x + (q * n + i + k) * L);
+                transpose(v);
+                UNROLL for (int b = 0; b < L; b++) memcpy(to + (q * L + b) * pitch + i, &v[b], L * 4);
             } else {
                 for (long k = 0; k < m; k++)
                     for (int b = 0; b < L; b++) to[(q * L + b) * pitch + i + k] = x[(q * n + i + k) * L + b];
@@ -1138,8 +1173,9 @@ FN void linear_backward(Program* p, int i, const float* W, const float* V, float
             if (ALONG) st(rd + k, ld(rd + k) * (float)op.scale);
         }
     if (op.learns) {
-        turn(p->x[op.in], n, blocks, p->turned);
-        outer(ALONG ? rd : d, m, p->turned, n, blocks, G + op.weight, add);
+        const bool there = p->rows && !root(p, op.in);
+        if (!there) turn(p->x[op.in], n, blocks, p->turned);
+        outer(ALONG ? rd : d, m, there ? p->rows : p->turned, n, blocks, G + op.weight, add);
         if (ALONG) {
             turn(p->rx[op.in], n, blocks, p->turned);
             outer(d, m, p->turned, n, blocks, G + op.weight, true);
@@ -1194,8 +1230,6 @@ FN void cut_off(const Program* p, const Op& op, float* g) {
 INLINE float* stat(float* all_, const Op& op, long q, long c, long per) {
     return all_ + (op.batch ? c : q * op.groups + c / per) * 4 * L;
 }
-
-struct Sums { vf a, b; };
 
 // Means over what is normalised together: `per` channels at a time, then written to two slots of its statistics.
 FN void spread(const Program* p, const Op& op, const Value& v, float* stats, int slot, const vf* a, const vf* b) {
@@ -1576,6 +1610,51 @@ FN void mean_backward(Program* p, const Op& op, const float* g, float* dx) {
 
 // ---- whole networks
 
+// A block of images that are flipped, or cut out of themselves with a border.
+FN void load_moved(Program* p, long q, const uint8_t** bytes, const float** floats, int kind, int n, const float* scale,
+                   const float* shift, const uint8_t* flip, const int32_t* offset, int crop) {
+    const Value& v = p->values[0];
+    const Rows r = data_rows(v);
+    for (long c = 0; c < v.c; c++)
+        for (long y = 0; y < v.h; y++) {
+            float* to = p->x[0] + at(r, q, c, y);
+            for (long x = 0; x < v.w; x++, to += L) {
+                const long j = (c * v.h + y) * v.w + x;
+                vf value = {};
+                for (int l = 0; l < L; l++) {
+                    const long k = std::min<long>(q * L + l, n - 1);
+                    const long a = y + (offset ? offset[2 * k] - crop : 0), b0 = x + (offset ? offset[2 * k + 1] - crop : 0);
+                    const long b = flip && flip[k] ? v.w - 1 - b0 : b0;
+                    const bool inside = a >= 0 && a < v.h && b >= 0 && b < v.w;
+                    const long m = (c * v.h + a) * v.w + b;
+                    value[l] = !inside ? 0.f : kind ? (float)bytes[l][m] : floats[l][m];
+                }
+                if (scale) value = value * all(scale[j]) - all(shift[j]);
+                st(to, value);
+            }
+        }
+}
+
+// L pixels of L images: as rows, if they are wanted, and as columns.
+template <bool BYTES, bool SCALED>
+INLINE void load_tile(const uint8_t** bytes, const float** floats, long j, const float* a, const float* b, float* to, float* rows, long size) {
+    vf value[L], scale = {}, shift = {};
+    if (SCALED) memcpy(&scale, a, L * 4), memcpy(&shift, b, L * 4);
+    UNROLL for (int l = 0; l < L; l++) {
+        if (BYTES) {
+            vb raw;
+            memcpy(&raw, bytes[l] + j, L);
+            value[l] = __builtin_convertvector(__builtin_convertvector(raw, vi), vf);
+        } else {
+            memcpy(&value[l], floats[l] + j, L * 4);
+        }
+        if (SCALED) value[l] = value[l] * scale - shift;
+    }
+    if (rows) UNROLL for (int l = 0; l < L; l++) memcpy(rows + l * padded(size) + j, &value[l], L * 4);
+    transpose(value);
+    UNROLL for (int l = 0; l < L; l++) st(to + l * L, value[l]);
+}
+
 FN void load(Program* p, const void* images, int kind, const int64_t* places, int n, const float* scale, const float* shift,
              const uint8_t* flip, const int32_t* offset, int crop) {
     const Value& v = p->values[0];
@@ -1590,32 +1669,33 @@ FN void load(Program* p, const void* images, int kind, const int64_t* places, in
             const long k = std::min<long>(q * L + l, n - 1), i = places ? places[k] : k;
             bytes[l] = (const uint8_t*)images + i * size, floats[l] = (const float*)images + i * size;
         }
-        for (long c = 0; c < v.c; c++)
-            for (long y = 0; y < v.h; y++) {
-                float* to = p->x[0] + at(r, q, c, y);
-                for (long x = 0; x < v.w; x++, to += L) {
-                    const long j = (c * v.h + y) * v.w + x;
-                    vf value = {};
-                    if (flip || offset) {
-                        for (int l = 0; l < L; l++) {
-                            const long k = std::min<long>(q * L + l, n - 1);
-                            const long a = y + (offset ? offset[2 * k] - crop : 0), b0 = x + (offset ? offset[2 * k + 1] - crop : 0);
-                            const long b = flip && flip[k] ? v.w - 1 - b0 : b0;
-                            const bool inside = a >= 0 && a < v.h && b >= 0 && b < v.w;
-                            const long m = (c * v.h + a) * v.w + b;
-                            value[l] = !inside ? 0.f : kind ? (float)bytes[l][m] : floats[l][m];
-                        }
-                    } else if (kind) {
-                        vi raw;
-                        UNROLL for (int l = 0; l < L; l++) raw[l] = bytes[l][j];
-                        value = __builtin_convertvector(raw, vf);
-                    } else {
-                        UNROLL for (int l = 0; l < L; l++) value[l] = floats[l][j];
-                    }
-                    if (scale) value = value * all(scale[j]) - all(shift[j]);
-                    st(to, value);
-                }
+        if (flip || offset) {
+            load_moved(p, q, bytes, floats, kind, n, scale, shift, flip, offset, crop);
+            if (p->rows) turn(p->x[0] + q * size * L, size, 1, p->rows + q * L * padded(size));
+            continue;
+        }
+        float* rows = p->rows ? p->rows + q * L * padded(size) : nullptr;
+        // Without a border an image is one long row.
+        const long width = v.pad ? v.w : size;
+        for (long j = 0; j < size; j += width) {
+            float* to = p->x[0] + at(r, q, j / (v.w * v.h), j / v.w % v.h);
+            const float *a = scale ? scale + j : nullptr, *b = scale ? shift + j : nullptr;
+            long x = 0;
+            if (kind && scale)
+                for (; x + L <= width; x += L) load_tile<true, true>(bytes, floats, j + x, a + x, b + x, to + x * L, rows, size);
+            else
+                for (; x + L <= width; x += L)
+                    if (kind) load_tile<true, false>(bytes, floats, j + x, a, b, to + x * L, rows, size);
+                    else if (scale) load_tile<false, true>(bytes, floats, j + x, a + x, b + x, to + x * L, rows, size);
+                    else load_tile<false, false>(bytes, floats, j + x, a, b, to + x * L, rows, size);
+            for (; x < width; x++) {
+                vf value = {};
+                for (int l = 0; l < L; l++) value[l] = kind ? (float)bytes[l][j + x] : floats[l][j + x];
+                if (scale) value = value * all(a[x]) - all(b[x]);
+                st(to + x * L, value);
+                for (int l = 0; rows && l < L; l++) rows[l * padded(size) + x] = value[l];
             }
+        }
     }
 }
 
@@ -1654,6 +1734,25 @@ FN void collect(const Program* p, float** data, float* to) {
 }
 
 FN void logits(Program* p, float* to) { collect(p, p->x, to); }
+
+FN void read(const Program* p, int value, float* to, long stride) {
+    const Value& v = p->values[value];
+    const Rows r = data_rows(v);
+    const long blocks = blocks_of(p);
+    EACH(v) {
+        const float* from = p->x[value] + at(r, q, c, y);
+        const long there = std::min<long>(L, p->n - q * L);
+        float* row = to + q * L * stride + (c * v.h + y) * v.w;
+        if (there == L)
+            for (long x = 0; x < v.w; x++) {
+                const vf all_ = ld(from + x * L);
+                UNROLL for (int l = 0; l < L; l++) row[l * stride + x] = all_[l];
+            }
+        else
+            for (long l = 0; l < there; l++)
+                for (long x = 0; x < v.w; x++) row[l * stride + x] = from[x * L + l];
+    }
+}
 
 FN void put(Program* p, const float* d) {  // d(loss)/d(outputs), where going back begins
     for (int k = 0; k < p->n_out; k++) {
@@ -1753,18 +1852,6 @@ FN void along(Program* p, const float* W, const float* V, float* out, float* G) 
 
 FN void descend(float* W, const float* G, long n, float lr) {  // one rounding, as torch's
     for (long i = 0; i < n; i++) W[i] = __builtin_fmaf(-lr, G[i], W[i]);
-}
-
-FN double peak(long rounds) {
-    vf a[10];
-    UNROLL for (int k = 0; k < 10; k++) a[k] = all(.1f * (k + 1));
-    volatile float f = .999f, g = 1e-6f;
-    const vf x = all(f), y = all(g);
-    for (long r = 0; r < rounds; r++) UNROLL for (int k = 0; k < 10; k++) a[k] = a[k] * x + y;
-    vf s = {};
-    for (int k = 0; k < 10; k++) s += a[k];
-    f = total(s);
-    return rounds * 20.0 * L;
 }
 
 }  // namespace ISA

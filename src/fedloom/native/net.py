@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -19,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from fedloom.layout import Layout
 from fedloom.native.library import SETS, instructions, library, why_not
 from fedloom.native.plan import Op, Plan, Unplanned, Value, plan
+from fedloom.similarity.activations import without_repeats
 
 _MEMORY = 256 * 2**20  # bytes that passes which may be gone back through can hold on to
 CHUNK = 64  # samples that go through a net together where they do not depend on one another
@@ -117,6 +120,10 @@ class Program:
             return out.mean(0)
         return out if self.plan.stacked else out[0]
 
+    def read(self, value: int, to: Tensor) -> None:
+        """What went forward last has in a value, into `to`: samples × features."""
+        self.lib.fl_read(self.handle, value, to.data_ptr(), to.stride(0))
+
 
 def _data(array: np.ndarray | None) -> int:
     return 0 if array is None else array.ctypes.data
@@ -144,17 +151,18 @@ class Native:
         self._programs: dict[bool, Program] = {}
         self._passes: list[Program] = []  # of the function for autograd
         for training in (True, False):
-            was = module.training
-            modes = {m: m.training for m in module.modules()}
-            module.train(training)
-            try:
-                self._plans[training] = plan(module, layout, shape)
-                if self._plans[training].masks and not training:
-                    raise Unplanned("it drops units in evaluation too")
-            finally:
-                module.training = was
-                for m, mode in modes.items():
-                    m.training = mode
+            self._plans[training] = self._planned(training)
+        if self._plans[False].masks:
+            raise Unplanned("it drops units in evaluation too")
+
+    def _planned(self, training: bool, watching: bool = False) -> Plan:
+        modes = {m: m.training for m in self.module.modules()}
+        self.module.train(training)
+        try:
+            return plan(self.module, self.layout, self.shape, watching)
+        finally:
+            for m, mode in modes.items():
+                m.training = mode
 
     @property
     def name(self) -> str:
@@ -260,6 +268,37 @@ class Native:
             program.load_batch(some)
             out.append(program.forward(row, len(some), False))
         return torch.cat(out)
+
+    @cached_property
+    def _watching(self) -> Program:
+        return Program(self._planned(training=False, watching=True), CHUNK, self._number)
+
+    def has(self, layers: Sequence[str] | None) -> bool:
+        """Whether the kernels have the activations of these layers."""
+        return layers is None or set(layers) <= set(self._watching.plan.activations)
+
+    def activations(
+        self, row: Tensor, x: Tensor, layers: Sequence[str] | None = None
+    ) -> dict[str, Tensor]:
+        """What `fedloom.similarity.activations` gives for convolutions and linear layers, of
+        normalised images; `Unplanned` if it has any that the kernels do not have."""
+        program = self._watching
+        known, values = program.plan.activations, program.plan.values
+        if layers is None:
+            distinct = without_repeats({n: [values[v] for v in at] for n, at in known.items()})
+            layers = tuple(distinct)
+        sizes = {name: [values[v].c * values[v].h * values[v].w for v in known[name]]
+                 for name in layers}  # fmt: skip
+        out = {name: torch.empty(len(x), sum(sizes[name])) for name in layers}
+        for start in range(0, len(x), CHUNK):
+            some = x[start : start + CHUNK]
+            program.load_batch(some)
+            program.forward(row, len(some), False)
+            for name in layers:
+                columns = out[name][start : start + CHUNK].split(sizes[name], dim=1)
+                for value, to in zip(known[name], columns, strict=True):
+                    program.read(value, to)
+        return out
 
     # ---- as a function of weights that autograd can go through, twice
 

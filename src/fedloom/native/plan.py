@@ -61,6 +61,8 @@ class Made:
     pad: int = 0
     shared: bool = False  # more than one operation reads it
     learnt: bool = False  # whether anything before it has weights to learn
+    behind: list[Use] = field(default_factory=list)  # layers whose non-linearity is still to come
+    watched: bool = False  # it is an activation
 
     @property
     def root(self) -> Made:
@@ -74,6 +76,20 @@ class Made:
     def alone(self) -> bool:
         """Whether what comes next may become a part of what made it."""
         return not self.shared and not self.root.shared
+
+
+@dataclass(eq=False)
+class Use:
+    """One use of a layer: what it gave, and what the first non-linearity behind it made of that, as
+    in `fedloom.similarity.activations`."""
+
+    layer: str
+    own: Made | None  # None: only a pooled form of it is in memory
+    activation: Made | None = None
+
+    @property
+    def made(self) -> Made | None:
+        return self.own if self.activation is None else self.activation
 
 
 @dataclass(eq=False)
@@ -102,11 +118,21 @@ class Plan:
     counters: tuple[str, ...]  # buffers that count training batches
     masks: tuple[tuple[int, float, tuple[int, ...]], ...]  # dropout: operation, chance, shape
     wide: float  # the share of multiplications in convolutions of 64 channels or more on both sides
+    activations: dict[
+        str, tuple[int, ...]
+    ]  # by layer: the values that they are, of a watching plan
 
 
-def plan(module: nn.Module, layout: Layout, shape: tuple[int, int, int]) -> Plan:
-    """The plan of `module` for images of `shape`, in the mode that it is in."""
-    return _Planner(module, layout, shape).plan()
+def plan(
+    module: nn.Module, layout: Layout, shape: tuple[int, int, int], watching: bool = False
+) -> Plan:
+    """The plan of `module` for images of `shape`, in the mode that it is in. One that is `watching`
+    has the activations of all layers in memory, at the price of some pooling on its own."""
+    made = _Planner(module, layout, shape, watching).plan()
+    if made is None:
+        made = _Planner(module, layout, shape, watching, pools_apart=True).plan()
+    assert made is not None
+    return made
 
 
 class _Tracer(fx.Tracer):
@@ -134,17 +160,27 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 class _Planner:
-    def __init__(self, module: nn.Module, layout: Layout, shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        shape: tuple[int, int, int],
+        watching: bool,
+        pools_apart: bool = False,
+    ) -> None:
         if layout.dtype != torch.float32:
             raise Unplanned(f"its weights are {layout.dtype}, not float32")
         self.module, self.layout, self.shape = module, layout, shape
         self.entries = {e.name: e for e in layout.entries}
+        self.watching, self.pools_apart = watching, pools_apart
+        self.uses: list[Use] = []
         self.steps: list[Step] = []
         self.counters: list[str] = []
         self.averaged = False
         self.macs = self.wide = 0  # of one sample's forward pass; in wide convolutions
 
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | None:
+        """None: an activation that is watched would not be in memory, unless pools are apart."""
         modules = dict(self.module.named_modules())
         for name, m in modules.items():
             hooks = [*m._forward_hooks.values(), *m._forward_pre_hooks.values()]
@@ -180,6 +216,8 @@ class _Planner:
             raise Unplanned("it does not end with logits of shape (N, classes)")
         if len({o.c for o in outputs}) != 1:
             raise Unplanned("its outputs differ in shape")
+        if self.watching and any(use.made is None for use in self.uses):
+            return None
         return self._finish(image, outputs, isinstance(result, tuple))
 
     def _known(self, arg: Any, known: dict[fx.Node, Any]) -> Any:
@@ -262,9 +300,9 @@ class _Planner:
         if factor != 1.0 and kind not in (nn.Conv2d, nn.Linear):
             raise Unplanned(f"'{name}' is scaled, and is no convolution or linear layer")
         if kind is nn.Conv2d:
-            return self._conv(name, layer, x, factor)
+            return self._used_layer(name, self._conv(name, layer, x, factor))
         if kind is nn.Linear:
-            return self._linear(name, layer, x, factor)
+            return self._used_layer(name, self._linear(name, layer, x, factor))
         if kind is nn.Identity:
             return x
         if kind is nn.ReLU:
@@ -314,10 +352,27 @@ class _Planner:
             "learns": int(kinds == {"param"}),
         }
 
+    def _used_layer(self, name: str, out: Made) -> Made:
+        use = Use(name, out)
+        self.uses.append(use)
+        out.behind.append(use)
+        return out
+
+    def _bent(self, x: Made, out: Made) -> Made:
+        """A non-linearity makes `out` of x (or is done where x is made): it is the activation of
+        the layers behind which it is the first."""
+        for use in x.behind:
+            use.activation, out.watched = use.activation or out, True
+        x.behind.clear()
+        return out
+
     def _made(self, kind: str, inputs: list[Made], out: Made, **facts: float) -> Made:
         step = Step(kind, inputs, out, facts)
         out.by = step
         out.learnt = bool(facts.get("learns")) or any(x.learnt for x in inputs)
+        if kind not in ("conv", "linear", "act"):
+            uses = dict.fromkeys(use for x in inputs for use in x.behind)
+            out.behind = [use for use in uses if use.activation is None]
         self.steps.append(step)
         return out
 
@@ -353,7 +408,7 @@ class _Planner:
     def _flatten(self, x: Made) -> Made:
         if x.flat:
             return x
-        return Made(x.size, 1, 1, flat=True, by=x.by, of=x, learnt=x.learnt)
+        return Made(x.size, 1, 1, flat=True, by=x.by, of=x, learnt=x.learnt, behind=x.behind)
 
     def _relu(self, x: Made, inplace: bool) -> Made:
         if inplace and not x.alone:
@@ -362,7 +417,7 @@ class _Planner:
         fits = by is not None and by.kind in ("conv", "linear", "norm", "add", "maxpool", "avgpool")
         if by is not None and fits and x.alone and not by.facts.get("relu"):
             by.facts["relu"] = 1
-            return x
+            return self._bent(x, x)
         return self._activation("relu", x, [], {})
 
     def _activation(self, word: str, x: Made, args: list[Any], kwargs: dict[str, Any]) -> Made:
@@ -373,7 +428,8 @@ class _Planner:
             how = args[0] if args else kwargs.get("approximate", "none")
             word = "gelu" if how == "none" else "gelu_tanh"
         out = Made(x.c, x.h, x.w, x.flat)
-        return self._made("act", [x], out, activation=ACTIVATIONS.index(word), scale=slope)
+        self._made("act", [x], out, activation=ACTIVATIONS.index(word), scale=slope)
+        return self._bent(x, out)
 
     def _pool_call(self, largest: bool, x: Made, args: list[Any], kwargs: dict[str, Any]) -> Made:
         names = ["kernel_size", "stride", "padding"]
@@ -389,9 +445,13 @@ class _Planner:
             raise Unplanned("it averages without counting the border")
         by, plain = x.by, (size, stride, padding) == ((2, 2), (2, 2), (0, 0))
         behind = by is not None and by.kind == "conv" and not by.facts.get("pool")
-        if largest and plain and behind and x.alone and x.of is None and min(x.h, x.w) >= 2:
+        apart = self.pools_apart or (self.watching and x.watched)
+        fits = largest and plain and behind and x.alone and x.of is None and min(x.h, x.w) >= 2
+        if fits and not apart:
             assert by is not None
             by.facts["pool"] = 1
+            for use in x.behind:
+                use.own = None if use.own is x else use.own
             x.h, x.w = x.h // 2, x.w // 2
             return x
         return self._pool("maxpool" if largest else "avgpool", x, size, stride, padding)
@@ -494,7 +554,18 @@ class _Planner:
             counters=tuple(self.counters),
             masks=tuple(masks),
             wide=self.wide / max(self.macs, 1),
+            activations=self._activations(number) if self.watching else {},
         )  # fmt: skip
+
+    def _activations(self, number: dict[Made, int]) -> dict[str, tuple[int, ...]]:
+        """By layer, in the module's order: what its uses gave, if the outputs depend on that."""
+        found: dict[str, list[int]] = {name: [] for name, _ in self.module.named_modules()}
+        for use in self.uses:
+            assert use.made is not None
+            if use.made.root not in number:
+                raise Unplanned(f"nothing depends on '{use.layer}'")
+            found[use.layer].append(number[use.made.root])
+        return {name: tuple(at) for name, at in found.items() if at}
 
     def _used(self, outputs: tuple[Made, ...]) -> list[Step]:
         """The steps that the outputs depend on."""

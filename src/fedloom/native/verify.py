@@ -59,7 +59,7 @@ def agrees(native: Native, module: nn.Module, layout: Layout, shape: tuple[int, 
         looked = native.answers(row, x)
         _seed()
         pairs = [(got, first), (again, first), (grad, wanted), (looked, module(x)), *moved]
-        return all(_near(a.detach(), b.detach()) for a, b in pairs)
+        return all(near(a.detach(), b.detach()) for a, b in pairs)
 
 
 def _drawn(layout: Layout, row: Tensor) -> Tensor:
@@ -76,7 +76,8 @@ def _drawn(layout: Layout, row: Tensor) -> Tensor:
     return row
 
 
-def _near(got: Tensor, wanted: Tensor) -> bool:
+def near(got: Tensor, wanted: Tensor) -> bool:
+    """Equal but for rounding."""
     if got.shape != wanted.shape:
         return False
     apart = (got.double() - wanted.double()).norm()

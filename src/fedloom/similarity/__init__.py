@@ -8,7 +8,7 @@
 It knows nothing of federated learning: networks are any `nn.Module`, inputs a batch.
 """
 
-from fedloom.similarity.activations import activations, layers_of
+from fedloom.similarity.activations import Network, activations, layers_of
 from fedloom.similarity.kernels import RBF, Kernel, Linear, Polynomial, kernel_named
 from fedloom.similarity.measures import (
     CCA,
@@ -37,6 +37,7 @@ __all__ = [
     "Kernel",
     "Linear",
     "Measure",
+    "Network",
     "Pearson",
     "Polynomial",
     "activations",

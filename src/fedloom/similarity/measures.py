@@ -2,8 +2,8 @@
 
 A measure turns what a network answered to n inputs into a *signature*, a flat vector. The product
 of two signatures is the measure before it is scaled; scaling needs only the products of each with
-itself. So all pairs of many networks are one matrix product, two networks are its smallest case,
-and mini-batches add up before they are scaled.
+itself. So all pairs of many networks are one matrix product, and two networks are its smallest
+case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Measure(ABC):
 
     @property
     def least(self) -> int:
-        """The smallest batch that it can be taken of."""
+        """The smallest number of samples that it can be taken of."""
         return 2
 
     def confounder(self, inputs: Tensor) -> Tensor | None:
@@ -40,7 +40,7 @@ class Measure(ABC):
         """The flat vector of one representation, n samples × p features."""
 
     def scale(self, products: Tensor) -> Tensor:
-        """Similarities from the products of all signatures (means over mini-batches)."""
+        """Similarities from the products of all signatures."""
         return products
 
     def between(self, x: Tensor, y: Tensor, inputs: Tensor | None = None) -> float:

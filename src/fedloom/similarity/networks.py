@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.similarity.activations import activations
+from fedloom.similarity.activations import Network, activations
 from fedloom.similarity.measures import Measure, measure_named
 
-BATCH = 256  # inputs looked at together
+BATCH = 256  # inputs that go through a network together
+MEMORY = 2**30  # bytes of signatures that are held at a time, if more than one network has
 _NOTHING = "Give at least one network, and one layer of it with something to compare."
 
 
@@ -21,7 +22,7 @@ class Models(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[nn.Module]: ...
+    def __iter__(self) -> Iterator[nn.Module | Network]: ...
 
 
 def similarity(
@@ -37,8 +38,8 @@ def similarity(
 
     `layers` names the layers of both (all with weights, unless given); networks of different make
     need those of the second too, in the corresponding order. Layers may differ in width, but not
-    where weights are compared. More inputs than `batch` are taken in mini-batches, over which the
-    unscaled measure is averaged.
+    where weights are compared. At most `batch` inputs go through a network at a time; the measure
+    is taken over all of them at once.
 
     >>> net = nn.Linear(4, 3)
     >>> round(similarity(net, net, torch.randn(8, 4), layers=[""]), 6)
@@ -56,9 +57,10 @@ def similarity_matrix(
     layers: Sequence[str] | None = None,
     batch: int = BATCH,
 ) -> Tensor:
-    """The similarities of all pairs: one product of stacked signatures for each layer and
-    mini-batch. Only the signatures of one mini-batch, models × layers × batch² values, are in
-    memory at a time.
+    """The similarities of all pairs: one product of stacked signatures for each layer.
+
+    A signature has as many values as there are pairs of inputs. Where those of all networks and
+    layers are more than a gigabyte, some networks at a time are compared with all that follow.
 
     >>> nets = [nn.Linear(4, 3) for _ in range(3)]
     >>> similarity_matrix(nets, torch.randn(8, 4), layers=[""]).shape
@@ -102,30 +104,47 @@ def _matrix(
         )
     if not isinstance(batch, int) or batch < 1:
         raise FedloomError(f"batch={batch} is not valid: give a whole number from 1 up.")
-    pieces = torch.tensor_split(inputs, max(-(-len(inputs) // batch), 1))
-    if min(map(len, pieces)) < chosen.least:
+    if len(inputs) < chosen.least:
         raise FedloomError(
-            f"{type(chosen).__name__} needs {chosen.least} samples or more in a mini-batch; "
-            f"{len(inputs)} inputs in batches of {batch} leave {min(map(len, pieces))}."
+            f"{type(chosen).__name__} needs {chosen.least} samples or more; there are "
+            f"{len(inputs)} inputs."
         )
-    names = _corresponding(models, layers, inputs[: chosen.least])
-    depth = len(names[0])
-    total = torch.zeros((depth, len(names), len(names)), dtype=torch.float64)
-    for piece in pieces:
-        known, vectors = chosen.confounder(piece), list[Tensor]()
+    names = corresponding(models, layers, inputs[: chosen.least])
+    known = chosen.confounder(inputs)
+    products = torch.zeros((len(names[0]), len(names), len(names)), dtype=torch.float64)
+    size = max(MEMORY // (8 * len(inputs) ** 2 * len(names[0])), 1)
+    for start in range(0, len(names), size):
+        held: list[Tensor] = []  # by layer: the signatures of `size` networks from `start` on
         for i, model in enumerate(models):
-            found = activations(model, piece, names[i])
-            for k, name in enumerate(names[i]):
-                signature = chosen.signature(found[name].to(piece.device), known)
-                if i == 0:
-                    vectors.append(signature.new_empty((len(names), len(signature))))
-                vectors[k][i] = signature
-        for k in range(depth):
-            total[k] += (vectors[k] @ vectors[k].T / len(pieces)).cpu()
-    return _symmetric(torch.stack([chosen.scale(products) for products in total]).mean(0))
+            if i < start:
+                continue
+            found = _answers(model, inputs, names[i], batch)
+            mine = [chosen.signature(found[name].to(inputs.device), known) for name in names[i]]
+            if not held:
+                held = [v.new_zeros((min(size, len(names) - start), len(v))) for v in mine]
+            for k, vector in enumerate(mine):
+                if i < start + size:
+                    held[k][i - start] = vector
+                else:
+                    products[k, start : start + size, i] = (held[k] @ vector).cpu()
+        for k, vectors in enumerate(held):
+            products[k, start : start + size, start : start + size] = (vectors @ vectors.T).cpu()
+    above = products.triu(1)
+    products = above + above.mT + torch.diag_embed(products.diagonal(dim1=1, dim2=2))
+    return _symmetric(torch.stack([chosen.scale(p) for p in products]).mean(0))
 
 
-def _corresponding(
+def _answers(
+    model: nn.Module | Network, inputs: Tensor, names: Sequence[str], batch: int
+) -> Mapping[str, Tensor]:
+    """The activations of a network, some inputs at a time."""
+    parts = [activations(model, some, names) for some in inputs.split(batch)]
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
+
+
+def corresponding(
     models: Models | Sequence[nn.Module], layers: Sequence[Sequence[str] | None], inputs: Tensor
 ) -> list[tuple[str, ...]]:
     """The layers of every network that are compared: those named, or all that answer."""
@@ -152,6 +171,7 @@ def _all_weights(
     """The weights of each network, or of the layers named, in a row."""
     rows, shapes = list[Tensor](), set[tuple[torch.Size, ...]]()
     for model, names in zip(models, layers, strict=True):
+        assert isinstance(model, nn.Module)
         parts = dict(model.named_modules())
         for name in names or ():
             if name not in parts:
