@@ -17,7 +17,7 @@ import torch
 from fedloom.errors import FedloomError
 from fedloom.kinds import Values
 from fedloom.mix.base import Gathering, Mix, Mixed
-from fedloom.similarity import Measure, similarity_matrix, weight_matrix
+from fedloom.similarity import Measure, Signatures, signatures, weight_signatures
 
 Pairs = list[tuple[int, int]]
 Stream = Callable[..., np.random.Generator]
@@ -26,12 +26,17 @@ MOST_REPORTED = 200  # clients whose similarities are written to a round's recor
 
 
 class Likeness(ABC):
-    """How alike the gathered models are, all pairs of them."""
+    """How alike the gathered models are."""
 
     needs: frozenset[str] = frozenset()
 
     @abstractmethod
-    def matrix(self, g: Gathering) -> np.ndarray: ...
+    def signatures(self, g: Gathering) -> Signatures:
+        """What they are compared by."""
+
+    def matrix(self, g: Gathering) -> np.ndarray:
+        """All pairs of them."""
+        return self.signatures(g).matrix().numpy()
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,8 @@ class OnWeights(Likeness):
 
     measure: Measure
 
-    def matrix(self, g: Gathering) -> np.ndarray:
-        return weight_matrix(g.rows[:, : g.layout.trainable], self.measure).numpy()
+    def signatures(self, g: Gathering) -> Signatures:
+        return weight_signatures(g.rows[:, : g.layout.trainable], self.measure)
 
 
 @dataclass(frozen=True)
@@ -53,18 +58,21 @@ class OnProbes(Likeness):
     probes: int = 256
     needs = frozenset({"public"})
 
-    def matrix(self, g: Gathering) -> np.ndarray:
+    def signatures(self, g: Gathering) -> Signatures:
         x = g.public.x
         if len(x) > self.probes:
             drawn = g.stream("probes").choice(len(x), self.probes, replace=False)
             x = x[torch.from_numpy(np.sort(drawn)).to(x.device)]
         models = g.networks.of(g.rows, g.public.x)
-        return similarity_matrix(models, x, self.measure, self.layers).numpy()
+        return signatures(models, x, self.measure, self.layers)
 
 
 @dataclass(frozen=True)
 class Exchange:
     """Pairs that exchange models, one after the other, and what they were chosen by.
+
+    `similarity` holds the pairs that were compared (NaN: this one was not), and is missing where
+    none was, or where there are too many to report.
 
     >>> Exchange([(0, 2)]).order(4).tolist()
     [2, 1, 0, 3]
@@ -85,19 +93,33 @@ class Exchange:
         """Which of n clients have another model afterwards."""
         return np.flatnonzero(self.order(n) != np.arange(n))
 
+    def among(self, there: np.ndarray) -> Exchange:
+        """The same without the exchanges of clients whose model did not come in, though it would
+        have moved; `there` says of each whether it did.
+
+        >>> Exchange([(0, 2), (1, 3)]).among(np.array([True, True, False, True])).pairs
+        [(1, 3)]
+        """
+        exchange = self
+        while absent := {int(i) for i in exchange.moved(len(there)) if not there[i]}:
+            pairs = [pair for pair in exchange.pairs if not absent & set(pair)]
+            exchange = replace(exchange, pairs=pairs)
+        return exchange
+
 
 class Partners:
     """Who exchanges models with whom, as positions among the n of a round."""
 
     needs: frozenset[str] = frozenset()
 
-    def before(self, n: int, stream: Stream) -> Exchange | None:
-        """The exchange, where no model has to be seen to choose it: then nobody else sends one."""
+    def before(self, turn: int, n: int, stream: Stream) -> Exchange | None:
+        """The exchange of the `turn`-th swap (from 1 on), where no model has to be seen to choose
+        it: then nobody else sends one."""
         return None
 
     def choose(self, g: Gathering) -> Exchange:
-        """The exchange, by the models that were sent."""
-        exchange = self.before(len(g.contacts.participants), g.stream)
+        """The exchange, by the models that were sent; `g.round` counts swaps."""
+        exchange = self.before(g.round, len(g.contacts.participants), g.stream)
         assert exchange is not None, f"{type(self).__name__} has neither `before` nor `choose`"
         return exchange
 
@@ -108,7 +130,7 @@ class RandomPairs(Partners):
 
     share: float = 1.0
 
-    def before(self, n: int, stream: Stream) -> Exchange:
+    def before(self, turn: int, n: int, stream: Stream) -> Exchange:
         drawn = stream("swap").permutation(n)[: 2 * swaps(n, self.share)]
         return Exchange([(int(a), int(b)) for a, b in drawn.reshape(-1, 2)])
 
@@ -117,8 +139,21 @@ class RandomPairs(Partners):
 class InTurn(Partners):
     """Algorithm 4-1 to the letter: each client in turn exchanges with one drawn among all."""
 
-    def before(self, n: int, stream: Stream) -> Exchange:
+    def before(self, turn: int, n: int, stream: Stream) -> Exchange:
         return Exchange([(k, int(r)) for k, r in enumerate(stream("swap").integers(n, size=n))])
+
+
+@dataclass(frozen=True)
+class Rotating(Partners):
+    """§4-2's rotating partners, as an odd-even ring: (0,1)(2,3)… in one swap, (1,2)(3,4)… and, for
+    an even number, (n−1,0) in the next. Every model moves on by one client in each swap, half of
+    them in either direction, so it has been with everybody after n − 1 swaps; an odd number is a
+    path with two ends, at which a model rests once and turns, and needs 2(n − 1)."""
+
+    def before(self, turn: int, n: int, stream: Stream) -> Exchange:
+        first = (turn - 1) % 2
+        last = n if n % 2 == 0 else n - 1  # on a ring, the last one's neighbour is the first
+        return Exchange([(a, (a + 1) % n) for a in range(first, last, 2)])
 
 
 @dataclass(frozen=True)
@@ -131,35 +166,72 @@ class _ByLikeness(Partners):
         return self.likeness.needs
 
     def choose(self, g: Gathering) -> Exchange:
-        matrix = self.likeness.matrix(g)
-        pairs, compared = self._pairs(matrix, swaps(len(matrix), self.share), g.stream("swap"))
-        return Exchange(pairs, matrix, compared)
+        count = swaps(len(g.rows), self.share)
+        if not count:
+            return Exchange([])
+        known = _Known(self.likeness.signatures(g))
+        pairs = self._pairs(known, count, g.stream("swap"))
+        # Of those whose models came in, as places among all that are there.
+        at = np.searchsorted(g.contacts.participants, g.clients)
+        pairs = [(int(at[a]), int(at[b])) for a, b in pairs]
+        return Exchange(pairs, known.among(at, len(g.contacts.participants)), known.comparisons)
 
-    def _pairs(self, matrix: np.ndarray, count: int, rng: np.random.Generator) -> tuple[Pairs, int]:
+    def _pairs(self, known: _Known, count: int, rng: np.random.Generator) -> Pairs:
         raise NotImplementedError
+
+
+class _Known:
+    """Similarities, taken as they are asked for; what was taken is kept for the record."""
+
+    def __init__(self, signatures: Signatures) -> None:
+        self._signatures = signatures
+        self.comparisons = 0
+        n = len(signatures)
+        self._taken = np.full((n, n), np.nan) if n <= MOST_REPORTED else None
+
+    def __len__(self) -> int:
+        return len(self._signatures)
+
+    def row(self, base: int, others: Sequence[int]) -> np.ndarray:
+        """Of one model to these others."""
+        values = self._signatures.row(base, others).numpy()
+        self.comparisons += len(others)
+        if self._taken is not None:
+            self._taken[base, others] = self._taken[others, base] = values
+        return values
+
+    def matrix(self) -> np.ndarray:
+        """Of all pairs."""
+        values = self._signatures.matrix().numpy()
+        self.comparisons += len(values) * (len(values) - 1) // 2
+        if self._taken is not None:
+            self._taken[:] = values
+        return values
+
+    def among(self, at: np.ndarray, n: int) -> np.ndarray | None:
+        """What was taken, with these models as those at the places `at` of n."""
+        if self._taken is None or n > MOST_REPORTED:
+            return None
+        out = np.full((n, n), np.nan)
+        out[np.ix_(at, at)] = self._taken
+        return out
 
 
 @dataclass(frozen=True)
 class Greedy(_ByLikeness):
-    """Algorithm 4-2: a random client takes the least similar of those that are left."""
+    """Algorithm 4-2: a random client takes the least similar of those that are left. Only the
+    similarities that it looks at are computed, ⌊n²/4⌋ where all swap."""
 
-    def _pairs(self, matrix: np.ndarray, count: int, rng: np.random.Generator) -> tuple[Pairs, int]:
-        compared = 0
-
-        def compare(base: int, others: Sequence[int]) -> np.ndarray:
-            nonlocal compared
-            compared += len(others)
-            return matrix[base, others]
-
-        return greedy_pairs(len(matrix), count, rng, compare), compared
+    def _pairs(self, known: _Known, count: int, rng: np.random.Generator) -> Pairs:
+        return greedy_pairs(len(known), count, rng, known.row)
 
 
 @dataclass(frozen=True)
 class LeastSimilar(_ByLikeness):
     """§4-9-2: the least similar pair of all, then the least similar of the rest, and so on."""
 
-    def _pairs(self, matrix: np.ndarray, count: int, rng: np.random.Generator) -> tuple[Pairs, int]:
-        return least_pairs(matrix, count), len(matrix) * (len(matrix) - 1) // 2
+    def _pairs(self, known: _Known, count: int, rng: np.random.Generator) -> Pairs:
+        return least_pairs(known.matrix(), count)
 
 
 def swaps(n: int, share: float) -> int:
@@ -200,7 +272,8 @@ def least_pairs(matrix: np.ndarray, count: int) -> Pairs:
 
 @dataclass(frozen=True)
 class Swap(Mix):
-    """Clients exchange models through the server, which keeps none."""
+    """The clients of a round exchange models through the server, which keeps none; who is not
+    among them keeps the model that it holds."""
 
     partners: Partners
     part: str = "all"
@@ -211,12 +284,12 @@ class Swap(Mix):
         return self.partners.needs
 
     def senders(self, round: int, clients: np.ndarray, stream: Stream) -> np.ndarray:
-        exchange = self.partners.before(len(clients), stream)
+        exchange = self.partners.before(round, len(clients), stream)
         return clients if exchange is None else clients[exchange.moved(len(clients))]
 
     def combine(self, g: Gathering) -> Mixed:
         everybody = g.contacts.participants
-        exchange = self.partners.choose(g)
+        exchange = self.partners.choose(g).among(np.isin(everybody, g.clients))
         moved = exchange.moved(len(everybody))
         source = np.searchsorted(g.clients, everybody[exchange.order(len(everybody))[moved]])
         return Mixed(
@@ -229,7 +302,7 @@ class Swap(Mix):
 @dataclass(frozen=True)
 class Alternate(Mix):
     """`usual` in most rounds; every `every`-th is `then`'s, after which all go on from what it
-    made."""
+    made, whether they took part or not. Each of the two counts its own turns as rounds."""
 
     usual: Mix
     then: Mix
@@ -272,29 +345,34 @@ class Alternate(Mix):
     def memory(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.usual.memory + self.then.memory
 
-    def _turn(self, round: int) -> Mix:
-        return self.usual if round % self.every else self.then
+    def _turn(self, round: int) -> tuple[Mix, int]:
+        """Whose turn it is, and the how many-th of its own."""
+        done, rest = divmod(round, self.every)
+        return (self.usual, round - done) if rest else (self.then, done)
 
     def senders(self, round: int, clients: np.ndarray, stream: Stream) -> np.ndarray:
-        return self._turn(round).senders(round, clients, stream)
+        mix, turn = self._turn(round)
+        return mix.senders(turn, clients, stream)
 
     def combine(self, g: Gathering) -> Mixed:
-        mixed = self._turn(g.round).combine(g)
+        mix, turn = self._turn(g.round)
+        mixed = mix.combine(replace(g, round=turn))
         if g.round % self.every:
             return mixed
         return replace(mixed, reset=True, notes={"event": "average", **mixed.notes})
 
 
 def _notes(clients: np.ndarray, exchange: Exchange) -> dict[str, Any]:
-    """Who exchanged with whom; similarities as the rows of the triangle above the diagonal."""
+    """Who exchanged with whom; similarities as the rows of the triangle above the diagonal, with
+    None for pairs that nobody compared."""
     named = clients.tolist()
     notes: dict[str, Any] = {
         "event": "swap",
         "pairs": [[named[a], named[b]] for a, b in exchange.pairs],
     }
-    if exchange.similarity is not None:
+    if exchange.comparisons:
         notes["comparisons"] = exchange.comparisons
-        if len(named) <= MOST_REPORTED:
-            above = exchange.similarity[np.triu_indices(len(named), 1)]
-            notes["similarity"] = [float(f"{value:.9g}") for value in above]
+    if exchange.similarity is not None:
+        above = exchange.similarity[np.triu_indices(len(named), 1)].tolist()
+        notes["similarity"] = [None if v != v else float(f"{v:.9g}") for v in above]
     return notes

@@ -23,7 +23,14 @@ from fedloom.similarity.measures import (
     deconfounded,
     measure_named,
 )
-from fedloom.similarity.networks import similarity, similarity_matrix, weight_matrix
+from fedloom.similarity.networks import (
+    Signatures,
+    signatures,
+    similarity,
+    similarity_matrix,
+    weight_matrix,
+    weight_signatures,
+)
 
 __all__ = [
     "CCA",
@@ -39,12 +46,15 @@ __all__ = [
     "Measure",
     "Pearson",
     "Polynomial",
+    "Signatures",
     "activations",
     "deconfounded",
     "kernel_named",
     "layers_of",
     "measure_named",
+    "signatures",
     "similarity",
     "similarity_matrix",
     "weight_matrix",
+    "weight_signatures",
 ]

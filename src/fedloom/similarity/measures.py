@@ -39,9 +39,15 @@ class Measure(ABC):
     def signature(self, x: Tensor, confounder: Tensor | None = None) -> Tensor:
         """The flat vector of one representation, n samples × p features."""
 
-    def scale(self, products: Tensor) -> Tensor:
-        """Similarities from the products of all signatures (means over mini-batches)."""
+    def scale(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Similarities from products of signatures; `rows` and `columns` are the products with
+        itself of each one that stands there."""
         return products
+
+    def all_pairs(self, products: Tensor) -> Tensor:
+        """Similarities from the products of all signatures with all."""
+        own = products.diagonal()
+        return self.scale(products, own, own)
 
     def between(self, x: Tensor, y: Tensor, inputs: Tensor | None = None) -> float:
         """The similarity of two representations of the same samples."""
@@ -61,7 +67,7 @@ class Measure(ABC):
             )
         known = None if inputs is None else self.confounder(inputs)
         vectors = torch.stack([self.signature(x, known), self.signature(y, known)])
-        return float(self.scale(vectors @ vectors.T)[0, 1])
+        return float(self.all_pairs(vectors @ vectors.T)[0, 1])
 
 
 @dataclass(frozen=True)
@@ -100,9 +106,9 @@ class CCA(Measure):
         kept = basis[:, sizes > sizes.max() * max(n, p) * fine]
         return (kept @ kept.T).flatten()
 
-    def scale(self, products: Tensor) -> Tensor:
-        ranks = products.diagonal()  # ‖QQᵀ‖²_F is the rank
-        return _divided(products, torch.minimum(ranks[:, None], ranks[None, :]))
+    def scale(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        # ‖QQᵀ‖²_F is the rank
+        return _divided(products, torch.minimum(rows[:, None], columns[None, :]))
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,8 @@ class CKA(HSIC):
     """HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)) (eq. 4-10). A representation that is the same for all
     samples is like nothing: 0."""
 
-    def scale(self, products: Tensor) -> Tensor:
-        return _cosine(products)
+    def scale(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        return _cosine(products, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -175,8 +181,8 @@ class _OnWeights(Measure):
 
     on_weights = True
 
-    def scale(self, products: Tensor) -> Tensor:
-        return _cosine(products)
+    def scale(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        return _cosine(products, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -248,9 +254,9 @@ def _flat(x: Tensor) -> Tensor:
     return x.reshape(len(x), -1).double()
 
 
-def _cosine(products: Tensor) -> Tensor:
-    norms = products.diagonal().clamp(min=0).sqrt()
-    return _divided(products, norms[:, None] * norms[None, :])
+def _cosine(products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    rows, columns = (own.clamp(min=0).sqrt() for own in (rows, columns))
+    return _divided(products, rows[:, None] * columns[None, :])
 
 
 def _divided(products: Tensor, by: Tensor) -> Tensor:
