@@ -279,6 +279,7 @@ def prepare(
     method = placed(config, method)
     method = replace(method, adapt=method.adapt.on(config.score_on))
     _check_public(config, method)
+    _check_turnout(config, method)
     device = _device(config)
     dealt = _deal(config, method, data, partition)
     factory = model or model_factory(config.model)
@@ -595,6 +596,15 @@ def _check_public(config: Config, method: Method) -> None:
         f"{config.method} needs public images at the server, and has none. Set some aside "
         f"with --public share:0.01, name a data set or .npz file{noise}."
     )
+
+
+def _check_turnout(config: Config, method: Method) -> None:
+    if config.participants < method.mix.fewest and not method.topology.pools:
+        raise FedloomError(
+            f"{config.method} needs {method.mix.fewest} participants in a round or more, and "
+            f"{config.participants} of {config.clients} clients takes part. Raise --participation "
+            "(a fraction, or a number of clients), or --clients."
+        )
 
 
 def _model_options(config: Config, method: Method) -> dict[str, Any]:

@@ -278,6 +278,7 @@ class Swap(Mix):
     partners: Partners
     part: str = "all"
     home = "node"
+    fewest = 2
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
@@ -332,6 +333,10 @@ class Alternate(Mix):
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset().union(*(mix.needs for mix in self._used))
+
+    @property
+    def fewest(self) -> int:  # type: ignore[override]
+        return max(mix.fewest for mix in self._used)
 
     @property
     def takes(self) -> frozenset[str]:  # type: ignore[override]
