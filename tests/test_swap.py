@@ -29,7 +29,7 @@ from fedloom.mix import (
 )
 from fedloom.mix.swap import Exchange, greedy_pairs, least_pairs, swaps
 from fedloom.models.nets import Conv4
-from fedloom.similarity import CKA, Cosine, similarity
+from fedloom.similarity import CKA, Cosine, Signatures, measure_named, similarity, similarity_matrix
 from fedloom.streams import stream, streams_of
 from fedloom.topology import Contacts, Topology
 
@@ -112,14 +112,14 @@ def test_the_ring_turns_with_every_swap_not_with_every_round(quick):
 def test_greedy_computes_only_the_rows_that_it_draws(monkeypatch):
     """What is recorded is what was computed: ⌊n²/4⌋ pairs, those of the bases drawn."""
     asked = []
-    real = fedloom.similarity.Signatures.row
+    real = Signatures.row
 
     def row(self, base, others):
         asked.append((base, tuple(others)))
         return real(self, base, others)
 
-    monkeypatch.setattr(fedloom.similarity.Signatures, "row", row)
-    monkeypatch.setattr(fedloom.similarity.Signatures, "matrix", None)
+    monkeypatch.setattr(Signatures, "row", row)
+    monkeypatch.setattr(OnWeights, "matrix", None)
     rows = stream(3, "rows").normal(size=(7, 4)).tolist()
     g = gather(rows, [1] * 7, [0.0] * 4)
     mixed = Swap(Greedy(OnWeights(Cosine()))).combine(g)
@@ -139,13 +139,11 @@ def test_rows_of_a_comparison_are_those_of_the_whole_matrix(name):
     nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
             for _ in range(5)]  # fmt: skip
     images = torch.from_numpy(stream(1, "images").normal(size=(24, 1, 2, 2))).float()
-    for batch in (24, 10):
-        matrix = fedloom.similarity.similarity_matrix(nets, images, name, batch=batch)
-        some = fedloom.similarity.signatures(nets, images, name, batch=batch)
-        assert torch.allclose(some.matrix(), matrix, rtol=1e-10)
-        for base in range(5):
-            others = [i for i in (4, 1, 3, 0, 2) if i != base]
-            assert torch.allclose(some.row(base, others), matrix[base, others], rtol=1e-10)
+    matrix = similarity_matrix(nets, images, name)
+    some = Signatures.of(nets, images, measure_named(name))
+    for base in range(5):
+        others = [i for i in (4, 1, 3, 0, 2) if i != base]
+        assert torch.allclose(some.row(base, others), matrix[base, others], rtol=1e-10)
 
 
 def test_a_model_that_did_not_come_in_is_not_exchanged():

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.errors import FedloomError
 from fedloom.kinds import Values
 from fedloom.mix.base import Gathering, Mix, Mixed
-from fedloom.similarity import Measure, Signatures, signatures, weight_signatures
+from fedloom.similarity import Measure, Signatures, similarity_matrix, weight_matrix
 
 Pairs = list[tuple[int, int]]
 Stream = Callable[..., np.random.Generator]
@@ -31,12 +32,12 @@ class Likeness(ABC):
     needs: frozenset[str] = frozenset()
 
     @abstractmethod
-    def signatures(self, g: Gathering) -> Signatures:
-        """What they are compared by."""
-
     def matrix(self, g: Gathering) -> np.ndarray:
         """All pairs of them."""
-        return self.signatures(g).matrix().numpy()
+
+    @abstractmethod
+    def signatures(self, g: Gathering) -> Signatures:
+        """What some of them can be compared by."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,11 @@ class OnWeights(Likeness):
 
     measure: Measure
 
+    def matrix(self, g: Gathering) -> np.ndarray:
+        return weight_matrix(g.rows[:, : g.layout.trainable], self.measure).numpy()
+
     def signatures(self, g: Gathering) -> Signatures:
-        return weight_signatures(g.rows[:, : g.layout.trainable], self.measure)
+        return Signatures.of_rows(g.rows[:, : g.layout.trainable], self.measure)
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,20 @@ class OnProbes(Likeness):
     probes: int = 256
     needs = frozenset({"public"})
 
+    def matrix(self, g: Gathering) -> np.ndarray:
+        models = g.networks.of(g.rows, g.public.x)
+        return similarity_matrix(models, self._drawn(g), self.measure, self.layers).numpy()
+
     def signatures(self, g: Gathering) -> Signatures:
+        models = g.networks.of(g.rows, g.public.x)
+        return Signatures.of(models, self._drawn(g), self.measure, self.layers)
+
+    def _drawn(self, g: Gathering) -> Tensor:
         x = g.public.x
         if len(x) > self.probes:
             drawn = g.stream("probes").choice(len(x), self.probes, replace=False)
             x = x[torch.from_numpy(np.sort(drawn)).to(x.device)]
-        models = g.networks.of(g.rows, g.public.x)
-        return signatures(models, x, self.measure, self.layers)
+        return x
 
 
 @dataclass(frozen=True)
@@ -169,52 +180,19 @@ class _ByLikeness(Partners):
         count = swaps(len(g.rows), self.share)
         if not count:
             return Exchange([])
-        known = _Known(self.likeness.signatures(g))
-        pairs = self._pairs(known, count, g.stream("swap"))
+        pairs, compared, known = self._pairs(g, count)
         # Of those whose models came in, as places among all that are there.
-        at = np.searchsorted(g.contacts.participants, g.clients)
+        n, at = len(g.contacts.participants), np.searchsorted(g.contacts.participants, g.clients)
         pairs = [(int(at[a]), int(at[b])) for a, b in pairs]
-        return Exchange(pairs, known.among(at, len(g.contacts.participants)), known.comparisons)
+        if known is None or n > MOST_REPORTED:
+            return Exchange(pairs, None, compared)
+        similarity = np.full((n, n), np.nan)
+        similarity[np.ix_(at, at)] = known
+        return Exchange(pairs, similarity, compared)
 
-    def _pairs(self, known: _Known, count: int, rng: np.random.Generator) -> Pairs:
+    def _pairs(self, g: Gathering, count: int) -> tuple[Pairs, int, np.ndarray | None]:
+        """`count` pairs, the number of comparisons, and what they gave (NaN: not compared)."""
         raise NotImplementedError
-
-
-class _Known:
-    """Similarities, taken as they are asked for; what was taken is kept for the record."""
-
-    def __init__(self, signatures: Signatures) -> None:
-        self._signatures = signatures
-        self.comparisons = 0
-        n = len(signatures)
-        self._taken = np.full((n, n), np.nan) if n <= MOST_REPORTED else None
-
-    def __len__(self) -> int:
-        return len(self._signatures)
-
-    def row(self, base: int, others: Sequence[int]) -> np.ndarray:
-        """Of one model to these others."""
-        values = self._signatures.row(base, others).numpy()
-        self.comparisons += len(others)
-        if self._taken is not None:
-            self._taken[base, others] = self._taken[others, base] = values
-        return values
-
-    def matrix(self) -> np.ndarray:
-        """Of all pairs."""
-        values = self._signatures.matrix().numpy()
-        self.comparisons += len(values) * (len(values) - 1) // 2
-        if self._taken is not None:
-            self._taken[:] = values
-        return values
-
-    def among(self, at: np.ndarray, n: int) -> np.ndarray | None:
-        """What was taken, with these models as those at the places `at` of n."""
-        if self._taken is None or n > MOST_REPORTED:
-            return None
-        out = np.full((n, n), np.nan)
-        out[np.ix_(at, at)] = self._taken
-        return out
 
 
 @dataclass(frozen=True)
@@ -222,16 +200,28 @@ class Greedy(_ByLikeness):
     """Algorithm 4-2: a random client takes the least similar of those that are left. Only the
     similarities that it looks at are computed, ⌊n²/4⌋ where all swap."""
 
-    def _pairs(self, known: _Known, count: int, rng: np.random.Generator) -> Pairs:
-        return greedy_pairs(len(known), count, rng, known.row)
+    def _pairs(self, g: Gathering, count: int) -> tuple[Pairs, int, np.ndarray | None]:
+        signatures, n, compared = self.likeness.signatures(g), len(g.rows), 0
+        known = np.full((n, n), np.nan) if n <= MOST_REPORTED else None
+
+        def compare(base: int, others: Sequence[int]) -> np.ndarray:
+            nonlocal compared
+            compared += len(others)
+            values = signatures.row(base, others).numpy()
+            if known is not None:
+                known[base, others] = known[others, base] = values
+            return values
+
+        return greedy_pairs(n, count, g.stream("swap"), compare), compared, known
 
 
 @dataclass(frozen=True)
 class LeastSimilar(_ByLikeness):
     """§4-9-2: the least similar pair of all, then the least similar of the rest, and so on."""
 
-    def _pairs(self, known: _Known, count: int, rng: np.random.Generator) -> Pairs:
-        return least_pairs(known.matrix(), count)
+    def _pairs(self, g: Gathering, count: int) -> tuple[Pairs, int, np.ndarray | None]:
+        matrix = self.likeness.matrix(g)
+        return least_pairs(matrix, count), len(matrix) * (len(matrix) - 1) // 2, matrix
 
 
 def swaps(n: int, share: float) -> int:

@@ -23,14 +23,8 @@ from fedloom.similarity.measures import (
     deconfounded,
     measure_named,
 )
-from fedloom.similarity.networks import (
-    Signatures,
-    signatures,
-    similarity,
-    similarity_matrix,
-    weight_matrix,
-    weight_signatures,
-)
+from fedloom.similarity.networks import similarity, similarity_matrix, weight_matrix
+from fedloom.similarity.signatures import Signatures
 
 __all__ = [
     "CCA",
@@ -52,9 +46,7 @@ __all__ = [
     "kernel_named",
     "layers_of",
     "measure_named",
-    "signatures",
     "similarity",
     "similarity_matrix",
     "weight_matrix",
-    "weight_signatures",
 ]

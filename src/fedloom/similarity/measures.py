@@ -39,15 +39,15 @@ class Measure(ABC):
     def signature(self, x: Tensor, confounder: Tensor | None = None) -> Tensor:
         """The flat vector of one representation, n samples × p features."""
 
-    def scale(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Similarities from products of signatures; `rows` and `columns` are the products with
-        itself of each one that stands there."""
-        return products
-
-    def all_pairs(self, products: Tensor) -> Tensor:
-        """Similarities from the products of all signatures with all."""
+    def scale(self, products: Tensor) -> Tensor:
+        """Similarities from the products of all signatures (means over mini-batches)."""
         own = products.diagonal()
-        return self.scale(products, own, own)
+        return self.scaled(products, own, own)
+
+    def scaled(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Similarities from products of some signatures with others; `rows` and `columns` are the
+        products of those with themselves."""
+        return products
 
     def between(self, x: Tensor, y: Tensor, inputs: Tensor | None = None) -> float:
         """The similarity of two representations of the same samples."""
@@ -67,7 +67,7 @@ class Measure(ABC):
             )
         known = None if inputs is None else self.confounder(inputs)
         vectors = torch.stack([self.signature(x, known), self.signature(y, known)])
-        return float(self.all_pairs(vectors @ vectors.T)[0, 1])
+        return float(self.scale(vectors @ vectors.T)[0, 1])
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class CCA(Measure):
         kept = basis[:, sizes > sizes.max() * max(n, p) * fine]
         return (kept @ kept.T).flatten()
 
-    def scale(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def scaled(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         # ‖QQᵀ‖²_F is the rank
         return _divided(products, torch.minimum(rows[:, None], columns[None, :]))
 
@@ -157,7 +157,7 @@ class CKA(HSIC):
     """HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)) (eq. 4-10). A representation that is the same for all
     samples is like nothing: 0."""
 
-    def scale(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def scaled(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         return _cosine(products, rows, columns)
 
 
@@ -181,7 +181,7 @@ class _OnWeights(Measure):
 
     on_weights = True
 
-    def scale(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def scaled(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         return _cosine(products, rows, columns)
 
 

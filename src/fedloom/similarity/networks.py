@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -24,41 +22,6 @@ class Models(Protocol):
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[nn.Module]: ...
-
-
-@dataclass(frozen=True)
-class Signatures:
-    """What networks are compared by, taken once: for each layer a vector of every network. All
-    pairs, or one network and some of the others, are products of them.
-
-    >>> some = weight_signatures(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]]))
-    >>> some.row(0, [2, 1])
-    tensor([0.0000, 0.7071], dtype=torch.float64)
-    """
-
-    measure: Measure
-    layers: tuple[Tensor, ...]  # networks × values
-
-    def __len__(self) -> int:
-        return len(self.layers[0])
-
-    def matrix(self) -> Tensor:
-        """The similarities of all pairs."""
-        return _mean_over_layers(self.measure, [v @ v.T for v in self.layers])
-
-    def row(self, base: int, others: Sequence[int]) -> Tensor:
-        """The similarities of `base` to these others: no other pair is compared."""
-        found = []
-        for vectors, own in zip(self.layers, self._own, strict=True):
-            products = torch.stack([vectors[i] @ vectors[base] for i in others])
-            scaled = self.measure.scale(products[None], own[[base]], own[list(others)])
-            found.append(scaled[0].cpu())
-        return torch.stack(found).mean(0)
-
-    @cached_property
-    def _own(self) -> tuple[Tensor, ...]:
-        """The product of each signature with itself."""
-        return tuple(torch.stack([v @ v for v in vectors]) for vectors in self.layers)
 
 
 def similarity(
@@ -106,11 +69,6 @@ def similarity_matrix(
 
 def weight_matrix(rows: Tensor, measure: str | Measure = "cosine") -> Tensor:
     """The same for flat models, one in each row, on their weights."""
-    return weight_signatures(rows, measure).matrix()
-
-
-def weight_signatures(rows: Tensor, measure: str | Measure = "cosine") -> Signatures:
-    """What flat models, one in each row, are compared by on their weights."""
     chosen = measure_named(measure) if isinstance(measure, str) else measure
     if not len(rows):
         raise FedloomError(_NOTHING)
@@ -119,26 +77,8 @@ def weight_signatures(rows: Tensor, measure: str | Measure = "cosine") -> Signat
             f"{type(chosen).__name__} compares what networks answer to inputs: use "
             "similarity_matrix, or compare weights by cosine or pearson."
         )
-    return Signatures(chosen, (torch.stack([chosen.signature(row) for row in rows]),))
-
-
-def signatures(
-    models: Models | Sequence[nn.Module],
-    inputs: Tensor | None = None,
-    measure: str | Measure = "cka",
-    layers: Sequence[str] | None = None,
-    batch: int = BATCH,
-) -> Signatures:
-    """What networks are compared by on these inputs, as in `similarity_matrix`, for those who will
-    not look at all pairs. All signatures are in memory: models × layers × batch² values for each
-    mini-batch."""
-    chosen, names, pieces = _prepared(models, inputs, measure, [layers] * len(models), batch)
-    if names is None:
-        return weight_signatures(_all_weights(models, [layers] * len(models), chosen), chosen)
-    # Side by side, their products are the sum over mini-batches; the root makes it the mean.
-    parts = [_stacked(models, piece, chosen, names) for piece in pieces]
-    share = len(pieces) ** -0.5
-    return Signatures(chosen, tuple(torch.cat(v, 1) * share for v in zip(*parts, strict=True)))
+    vectors = torch.stack([chosen.signature(row) for row in rows])
+    return _symmetric(chosen.scale(vectors @ vectors.T))
 
 
 def _matrix(
@@ -148,33 +88,13 @@ def _matrix(
     layers: Sequence[Sequence[str] | None],
     batch: int,
 ) -> Tensor:
-    chosen, names, pieces = _prepared(models, inputs, measure, layers, batch)
-    if names is None:
-        return weight_matrix(_all_weights(models, layers, chosen), chosen)
-    depth = len(names[0])
-    total = torch.zeros((depth, len(names), len(names)), dtype=torch.float64)
-    for piece in pieces:
-        for k, vectors in enumerate(_stacked(models, piece, chosen, names)):
-            total[k] += (vectors @ vectors.T / len(pieces)).cpu()
-    return _mean_over_layers(chosen, list(total))
-
-
-def _prepared(
-    models: Models | Sequence[nn.Module],
-    inputs: Tensor | None,
-    measure: str | Measure,
-    layers: Sequence[Sequence[str] | None],
-    batch: int,
-) -> tuple[Measure, list[tuple[str, ...]] | None, Sequence[Tensor]]:
-    """The measure, the layers of every network (None: their weights are compared) and the
-    mini-batches, if what was given is valid."""
     chosen = measure_named(measure) if isinstance(measure, str) else measure
     if not len(layers):
         raise FedloomError(_NOTHING)
     if any(isinstance(given, str) for given in layers):
         raise FedloomError("Give layers as a list of names, such as layers=['conv1', 'fc'].")
     if chosen.on_weights:
-        return chosen, None, ()
+        return weight_matrix(_all_weights(models, layers, chosen), chosen)
     if not isinstance(inputs, Tensor):
         raise FedloomError(
             f"{type(chosen).__name__} compares what networks answer to inputs: give a batch, as a "
@@ -188,33 +108,24 @@ def _prepared(
             f"{type(chosen).__name__} needs {chosen.least} samples or more in a mini-batch; "
             f"{len(inputs)} inputs in batches of {batch} leave {min(map(len, pieces))}."
         )
-    return chosen, _corresponding(models, layers, inputs[: chosen.least]), pieces
+    names = corresponding(models, layers, inputs[: chosen.least])
+    depth = len(names[0])
+    total = torch.zeros((depth, len(names), len(names)), dtype=torch.float64)
+    for piece in pieces:
+        known, vectors = chosen.confounder(piece), list[Tensor]()
+        for i, model in enumerate(models):
+            found = activations(model, piece, names[i])
+            for k, name in enumerate(names[i]):
+                signature = chosen.signature(found[name].to(piece.device), known)
+                if i == 0:
+                    vectors.append(signature.new_empty((len(names), len(signature))))
+                vectors[k][i] = signature
+        for k in range(depth):
+            total[k] += (vectors[k] @ vectors[k].T / len(pieces)).cpu()
+    return _symmetric(torch.stack([chosen.scale(products) for products in total]).mean(0))
 
 
-def _stacked(
-    models: Models | Sequence[nn.Module],
-    piece: Tensor,
-    measure: Measure,
-    names: Sequence[Sequence[str]],
-) -> list[Tensor]:
-    """For each layer, the signatures of all networks on a mini-batch."""
-    known, out = measure.confounder(piece), list[Tensor]()
-    for i, model in enumerate(models):
-        found = activations(model, piece, names[i])
-        for k, name in enumerate(names[i]):
-            signature = measure.signature(found[name].to(piece.device), known)
-            if i == 0:
-                out.append(signature.new_empty((len(names), len(signature))))
-            out[k][i] = signature
-    return out
-
-
-def _mean_over_layers(measure: Measure, products: Sequence[Tensor]) -> Tensor:
-    scaled = torch.stack([measure.all_pairs(found).cpu() for found in products]).mean(0)
-    return _symmetric(scaled)
-
-
-def _corresponding(
+def corresponding(
     models: Models | Sequence[nn.Module], layers: Sequence[Sequence[str] | None], inputs: Tensor
 ) -> list[tuple[str, ...]]:
     """The layers of every network that are compared: those named, or all that answer."""
