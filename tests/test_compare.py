@@ -110,6 +110,20 @@ def test_a_run_is_scored_again_on_the_other_part(in_tmp):
         fedloom.run("fedavg-meta", **SMALL).score(score_on="test")
 
 
+def test_clients_are_scored_on_what_was_held_back_from_training(in_tmp):
+    run = fedloom.run("fedavg", **SMALL, score_on="validation")
+    assert run.config["validation_share"] == 0.1
+    assert run.scored_on == "their validation data"
+    table = run.clients
+    plain = fedloom.run("fedavg", **SMALL).clients
+    assert (table["samples"] + table["train_samples"] == plain["train_samples"]).all()
+    assert table["samples"].sum() > 0
+    with pytest.raises(FedloomError, match="validation_share is 0"):
+        fedloom.run("fedavg", **SMALL, score_on="validation", validation_share=0)
+    with pytest.raises(FedloomError, match="validation_share is 0"):
+        fedloom.run("fedavg", **SMALL).score(score_on="validation")
+
+
 def test_all_cells_of_a_study_with_a_method_that_adapts_are_scored_alike(in_tmp, monkeypatch):
     class Toy(Study):
         name, title, data, presets = "toy", "A toy", ("digits",), ("plain",)

@@ -280,13 +280,15 @@ class S0Swap(Study):
         target = _target(results.get(f"{part}-fedavg", ()))
 
         def row(claim: str, name: str, over: str, margin: Any, unit: str) -> list[str]:
+            allowed = claim.startswith("no more")
             one, other = (results.get(f"{part}-{n}", ()) for n in (name, over))
             who = f"{METHODS[name].label} against {METHODS[over].label}"
             found = _paired(one, other, margin)
             if not found:
                 return [claim, who, "–", "–", "not run"]
-            each = ", ".join(f"{value:+.2f}" for value in found)
-            return [claim, who, f"{spread(found, sign='+')} {unit}", each, verdict(found)]
+            each = ", ".join(spread([value], sign="+") for value in found)
+            margins = f"{spread(found, sign='+')} {unit}".strip()
+            return [claim, who, margins, each, verdict(found, allowed)]
 
         def less(value: Any) -> Any:
             return lambda run: -value(run)
@@ -356,18 +358,21 @@ class S0Swap(Study):
         return out
 
 
-def verdict(margins: Sequence[float]) -> str:
-    """What margins that are positive where a claim is right say of it.
+def verdict(margins: Sequence[float], equal_holds: bool = False) -> str:
+    """What margins that are positive where a claim is right say of it; `equal_holds` for claims of
+    no more than something.
 
-    >>> verdict([0.1, 0.2, 0.0]), verdict([0.1, -0.1]), verdict([0.0, 0.0]), verdict([-1.0])
-    ('depends on the seed', 'depends on the seed', 'equal', 'does not hold')
+    >>> verdict([0.1, 0.2]), verdict([0.1, -0.1]), verdict([0.0, 0.0]), verdict([-1.0])
+    ('holds', 'depends on the seed', 'equal', 'does not hold')
+    >>> verdict([0.0, 0.2], equal_holds=True), verdict([0.1, float("nan")])
+    ('holds', 'not reached by all')
     """
     if np.isnan(margins).any():
         return "not reached by all"
+    if all(margin > 0 or (equal_holds and margin == 0) for margin in margins):
+        return "holds"
     if all(margin == 0 for margin in margins):
         return "equal"
-    if all(margin > 0 for margin in margins):
-        return "holds"
     return "does not hold" if all(margin < 0 for margin in margins) else "depends on the seed"
 
 
