@@ -36,6 +36,7 @@ OWN = {
 }
 VARIANTS = {
     "fedswap sequential": "fedswap:partner=sequential,average_every=2",
+    "fedswap rotating": "fedswap:partner=rotating,average_every=2",
     "fedswap greedy": "fedswap:partner=greedy,average_every=3",
     "fedswap min": "fedswap:partner=min,similarity=dcka,kernel=rbf,average_every=3",
     "fedswap cosine": "fedswap:partner=min,similarity=cosine,average_every=2",
@@ -47,6 +48,7 @@ METHODS = {**{name: name for name in REGISTERED}, **VARIANTS, **OWN}
 MORE = {
     "fedprox": {"mu": 0.5},
     "fedrolex": {"mask": "inf"},
+    "fedswap rotating": {"participation": 0.7},
     "federated-dropout": {"mask": "zero", "augment": "crop:1"},
     "fjord": {"mask": "inf"},
     "feddse": {"temperature": 1.0},

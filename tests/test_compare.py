@@ -114,6 +114,20 @@ def test_a_run_is_scored_again_on_the_other_part(in_tmp):
         fedloom.run("fedavg-meta", **SMALL).score(score_on="test")
 
 
+def test_clients_are_scored_on_what_was_held_back_from_training(in_tmp):
+    run = fedloom.run("fedavg", **SMALL, score_on="validation")
+    assert run.config["validation_share"] == 0.1
+    assert run.scored_on == "their validation data"
+    table = run.clients
+    plain = fedloom.run("fedavg", **SMALL).clients
+    assert (table["samples"] + table["train_samples"] == plain["train_samples"]).all()
+    assert table["samples"].sum() > 0
+    with pytest.raises(FedloomError, match="validation_share is 0"):
+        fedloom.run("fedavg", **SMALL, score_on="validation", validation_share=0)
+    with pytest.raises(FedloomError, match="validation_share is 0"):
+        fedloom.run("fedavg", **SMALL).score(score_on="validation")
+
+
 def test_all_cells_of_a_study_with_a_method_that_adapts_are_scored_alike(in_tmp, monkeypatch):
     class Toy(Study):
         name, title, data, presets = "toy", "A toy", ("digits",), ("plain",)
@@ -148,16 +162,22 @@ def test_all_is_the_same_where_nothing_differs(in_tmp):
     assert comparison.differences == {}
 
 
+def test_swaps_are_compared_at_equal_participation(in_tmp):
+    comparison = compared("fedavg", "fedswap", "fedswap:partner=rotating", participation=0.5)
+    assert comparison.same == ["data", "clients", "initial weights", "participants"]
+    assert comparison.differences == {}
+    trained = {m: [r["macs"] for r in runs[0].records] for m, runs in comparison.results.items()}
+    assert trained["fedavg"] == trained["fedswap"] == trained["fedswap:partner=rotating"]
+
+
 def test_a_method_that_trains_everybody_is_named_with_the_numbers(in_tmp):
     comparison = compared("fedavg", "fedswap", "p2p-fedavg", participation=0.5)
     assert comparison.same == ["data", "clients", "initial weights"]
-    for method in ("fedswap", "p2p-fedavg"):
-        assert comparison.differences[method] == [
-            "participation=1, not 0.5 as asked", "6 participants a round (fedavg: 3)",
-        ]  # fmt: skip
-    assert "fedavg" not in comparison.differences
+    assert comparison.differences == {
+        "p2p-fedavg": ["participation=1, not 0.5 as asked", "6 participants a round (fedavg: 3)"]
+    }
     page = comparison.report().read_text()
-    assert "<b>fedswap</b>: participation=1, not 0.5 as asked" in page
+    assert "<b>p2p-fedavg</b>: participation=1, not 0.5 as asked" in page
     assert "The same in all runs of a seed: data, clients, initial weights." in page
 
 
@@ -212,10 +232,10 @@ def test_the_command_line_says_what_was_scored_and_what_differs(in_tmp, monkeypa
         return " ".join(capsys.readouterr().out.split())
 
     small = ("--clients", "4", "--rounds", "1", "--seeds", "1", "--test-share", "0.5")
-    told = printed("compare", "fedavg", "fedswap", "fedavg-meta", *small, "--out", "c")
+    told = printed("compare", "fedavg", "p2p-fedavg", "fedavg-meta", *small, "--out", "c")
     assert "The same in all runs of a seed: data, clients, initial weights." in told
     assert "Clients are scored on the query part of their test data." in told
-    assert "Not the same: fedswap: participation=1 (fedavg: 0.2); 4 participants a round" in told
+    assert "Not the same: p2p-fedavg: participation=1 (fedavg: 0.2); 4 participants a round" in told
     assert "scored on the query part of their test data." in printed("show", "c/fedavg-s0")
     again = printed("score", "c/fedavg-s0", "--set", "score_on=test")
     assert "on all of their test data, and were on the query part" in again

@@ -9,8 +9,23 @@ from fedloom.data.catalog import load
 from fedloom.models import build
 
 
-def test_fedprox_with_mu_zero_is_fedavg_to_the_bit(quick, row):
-    assert torch.equal(row(quick("fedavg")), row(quick("fedprox", mu=0.0)))
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kernels": "native"},
+        {"kernels": "torch"},
+        {"engine": "stacked", "kernels": "torch"},
+        {"engine": "processes", "workers": 2},
+        {"optimiser": "adam", "lr": 0.01},
+        {"momentum": 0.9, "weight_decay": 1e-3, "clip": 0.5},
+    ],
+    ids=["native", "torch", "stacked", "processes", "adam", "momentum"],
+)
+def test_fedprox_with_mu_zero_is_fedavg_to_the_bit(quick, row, how):
+    runs = [quick(m, rounds=2, eval_every=2, **how) for m in ("fedavg", "fedprox:mu=0")]
+    assert torch.equal(*map(row, runs))
+    losses = [[r["train_loss"] for r in run.records] for run in runs]
+    assert losses[0] == losses[1]
 
 
 def test_fedprox_with_a_large_mu_stays_near_the_global_model(quick, row):

@@ -94,3 +94,29 @@ def test_the_similarity_of_models_is_that_of_how_their_weights_moved_not_of_buff
     pairs = itertools.combinations(weights, 2)
     cosines = [float(nn.functional.cosine_similarity(a, b, dim=0)) for a, b in pairs]
     assert result.records[-1]["similarity"] == pytest.approx(np.mean(cosines), rel=1e-6)
+
+
+def test_divergence_is_the_distance_of_trained_models_from_their_weighted_mean(quick):
+    result = quick("local", **UNEVEN, model=normed)
+    state = result.store.checkpoint()[0]
+    weights = state["kept/rows"].double()[:, : Layout.of(normed((1, 8, 8), 10)).trainable]
+    shares = state["kept/weights"] / state["kept/weights"].sum()
+    assert len(set(shares.tolist())) > 1
+    apart = (weights - (shares[:, None] * weights).sum(0)).norm(dim=1)
+    assert result.records[-1]["divergence"] == pytest.approx(float(apart.mean()), rel=1e-6)
+    assert "divergence" in result.rounds
+
+
+def test_divergence_is_taken_of_what_was_trained_whatever_becomes_of_it(quick):
+    """In the first round all start from one model, and only the mix differs."""
+    settings = {"participation": 1.0, "rounds": 1, "partition": "classes:2"}
+    found = [quick(m, **settings).records[0]["divergence"] for m in ("fedavg", "local", "fedswap")]
+    assert found[0] == found[1] == found[2] > 0
+    one_step = quick("fedavg", **settings, batch="inf").records[0]["divergence"]
+    gradients = quick("fedsgd", **settings).records[0]["divergence"]
+    assert gradients == pytest.approx(one_step, rel=1e-4)
+
+
+def test_one_model_alone_has_no_divergence(quick):
+    assert "divergence" not in quick("centralised", rounds=1).records[0]
+    assert "divergence" not in quick("fedavg", participation=1 / 6, rounds=1).records[0]

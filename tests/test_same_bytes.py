@@ -32,8 +32,10 @@ def settings(name):
         "model_options": {"channels": [4, 4, 8, 8]}, "participation": 0.5, "engine": "serial",
         "kernels": "torch",
     }  # fmt: skip
-    if name in ("centralised", "fedsgd", "fedswap", *SERVERLESS):
+    if name in ("centralised", "fedsgd", *SERVERLESS):
         del out["participation"]
+    if name == "fedswap":
+        out["participation"] = 1.0
     if name == "fedsgd":
         out = {k: v for k, v in out.items()
                if k not in ("steps", "batch", "momentum", "weight_decay")}  # fmt: skip

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 import fedloom
 from fedloom.errors import FedloomError
@@ -193,37 +194,67 @@ def short_swaps(*kept):
     return Short()
 
 
-def test_the_swap_study_scores_averages_only_and_says_what_swapping_costs(in_tmp):
-    study = short_swaps("fedavg", "random", "min-cka")
+def test_the_swap_study_scores_averages_only():
+    for data, preset in itertools.product(S0Swap.data, S0Swap.presets):
+        for cell in S0Swap().cells(Ask(data, preset, "full")):
+            every = cell.settings.get("average_every", 1)
+            assert cell.settings["eval_every"] % every == cell.settings["rounds"] % every == 0
+
+
+def test_the_swap_study_takes_the_claims_one_by_one(in_tmp):
+    study = short_swaps("full-fedavg", "full-none", "full-random", "full-min-cka", "local")
     ask = Ask("digits", "classes", "quick")
-    for preset in S0Swap.presets:
-        for cell in S0Swap().cells(Ask("digits", preset, "quick")):
-            assert cell.settings["eval_every"] % cell.settings.get("average_every", 1) == 0
     results = ran(study, ask)
-    (table,) = write_report(study, ask, results, Path("s"))
-    shown = {row[0]: row[1:] for row in table.rows}
-    assert shown["FedProx"] == ["–"] * 5  # it was left out
-    assert shown["FedAvg"][0] == f"{100 * results['fedavg'][0].summary['test_accuracy']:.2f}"
-    assert float(shown["FedSwap min, CKA"][4]) > float(shown["FedSwap random"][4])
-    pictures = {file.name for file in Path("s").glob("*.png")}
-    assert pictures == {"rounds.png", "traffic.png", "swaps-random.png", "swaps-min-cka.png"}
+    full, fifth, claims, _, beside = write_report(study, ask, results, Path("s"))
+    shown = {row[0]: row[1:] for row in full.rows}
+    runs = {name: found[0] for name, found in results.items()}
+    assert shown["FedProx"] == ["–"] * 9  # it was left out
+    assert all(row[1:] == ["–"] * 9 for row in fifth.rows)
+    score = {name: 100 * run.summary["test_accuracy"] for name, run in runs.items()}
+    assert shown["FedAvg"][:3] == ["0.05", f"{score['full-fedavg']:.2f}", ""]
+    gain = score["full-random"] - score["full-fedavg"]
+    assert shown["FedSwap random"][2] == f"{gain:+.2f}"
+    averages = runs["full-random"].rounds.query("round in (5, 10)")["divergence"]
+    assert shown["FedSwap random"][3] == f"{averages.mean():.3f}"
+    target = 0.98 * runs["full-fedavg"].summary["test_accuracy"]
+    scored = runs["full-fedavg"].evaluations
+    first = scored[scored["test_accuracy"] >= target]["round"].iloc[0]
+    assert shown["FedAvg"][4] == f"{first}"
+    found = {tuple(row[:2]): row[2:] for row in claims.rows}
+    pair = "FedSwap random against FedAvg"
+    assert found["no more computation", pair] == ["+0.00 GMAC", "+0.00", "holds"]
+    assert found["no more traffic", pair] == ["+0.00 MB", "+0.00", "holds"]
+    without = runs["full-none"].rounds.query("round in (5, 10)")["divergence"].mean()
+    less = found["less divergence", "FedSwap random against FedSwap without swaps"]
+    assert less[0] == f"{without - averages.mean():+.2f}"
+    assert found["better at the end", pair][0] == f"{gain:+.2f} points"
+    assert found["better at the end", "FedSwap rotating against FedAvg"][-1] == "not run"
+    assert beside.rows[0][:2] == ["local training only", f"{score['local']:.2f}"]
+    pictures = {file.name for file in Path("s").glob("full-*.png")}
+    drawn = ("rounds", "traffic", "divergence", "swaps-random", "swaps-min-cka")
+    assert pictures == {f"full-{name}.png" for name in drawn}
 
 
-def test_swaps_at_rates_of_their_own_are_set_against_fedavg_at_the_common_one(in_tmp):
-    study = short_swaps("fedavg-lr0.05", "fedavg-lr0.1", "random-h2-lr0.1")
-    ask = Ask("digits", "rates", "quick")
+def test_rates_of_the_swap_study_are_chosen_on_validation_data_and_read_again(in_tmp, monkeypatch):
+    cells = [f"classes-full-{name}-lr{lr}" for name in ("fedavg", "random") for lr in (0.05, 0.1)]
+    study, ask = short_swaps(*cells), Ask("digits", "rates", "quick")
     results = ran(study, ask)
+    assert {r.scored_on for runs in results.values() for r in runs} == {"their validation data"}
     (table,) = write_report(study, ask, results, Path("s"))
-    shown = {row[0]: row[1:] for row in table.rows}
-    scores = {name: 100 * runs[0].summary["test_accuracy"] for name, runs in results.items()}
-    gain = scores["random-h2-lr0.1"] - scores["fedavg-lr0.05"]
-    assert shown["random, h2 = 2, lr 0.1"][1] == f"{gain:+.2f}"
-    assert shown["FedAvg, lr 0.05"][1] == ""
-    assert [r.config["lr"] for r in results["fedavg-lr0.1"]] == [0.1]
-    assert table.heads[2] == "gain over FedAvg, lr 0.05 (points)"
-    best = max(("fedavg-lr0.05", "fedavg-lr0.1"), key=scores.__getitem__)
-    drawn = study.pictures(ask, results)[0].curves
-    assert list(drawn) == [f"FedAvg, lr {best.removeprefix('fedavg-lr')}", "random, h2 = 2, lr 0.1"]
+    chosen = yaml.safe_load(Path("s/rates.yaml").read_text())
+    micro = {name: runs[0].summary["micro"] for name, runs in results.items()}
+    for name in ("fedavg", "random"):
+        best = max((0.05, 0.1), key=lambda lr: micro[f"classes-full-{name}-lr{lr}"])
+        assert chosen["digits"]["classes"]["full"][name] == best
+    assert sum(text.startswith("**") for row in table.rows for text in row) == 2
+    monkeypatch.setattr("fedloom.studies.s0_swap.chosen_rates", lambda: {
+        "digits": {"classes": {"full": {"fedavg": 0.3, "random": 0.7, "min-cka": 0.9}}}
+    })  # fmt: skip
+    rates = {c.name: c.settings["lr"] for c in S0Swap().cells(Ask("digits", "classes"))}
+    assert rates["full-fedavg"] == rates["local"] == 0.3
+    assert rates["full-random"] == rates["full-rotating"] == rates["full-none"] == 0.7
+    assert rates["full-greedy-dcka"] == rates["full-min-cka"] == 0.9
+    assert rates["fifth-fedavg"] == rates["iid-full-random"] == 0.05  # none was chosen
 
 
 def test_a_run_from_before_a_setting_was_there_still_counts_as_done(in_tmp, finished):

@@ -24,11 +24,12 @@ from fedloom.mix import (
     OnWeights,
     Partners,
     RandomPairs,
+    Rotating,
     Swap,
 )
 from fedloom.mix.swap import Exchange, greedy_pairs, least_pairs, swaps
 from fedloom.models.nets import Conv4
-from fedloom.similarity import CKA, Cosine, similarity
+from fedloom.similarity import CKA, Cosine, Signatures, measure_named, similarity, similarity_matrix
 from fedloom.streams import stream, streams_of
 from fedloom.topology import Contacts, Topology
 
@@ -61,6 +62,7 @@ PARTNERS = [
     RandomPairs(),
     RandomPairs(0.5),
     InTurn(),
+    Rotating(),
     Greedy(OnWeights(Cosine())),
     Greedy(OnWeights(Cosine()), 0.4),
     LeastSimilar(OnWeights(Cosine())),
@@ -78,6 +80,94 @@ def test_models_are_permuted_none_is_lost_or_doubled(partners, n):
     assert (after != g.rows).any(1).nonzero().flatten().tolist() == mixed.clients.tolist()
     assert mixed.shared is None
     assert not mixed.reset
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 9, 20, 21])
+def test_on_the_ring_every_model_visits_every_client(n):
+    """In n − 1 swaps, for an odd n in 2(n − 1), and not in one less."""
+
+    def seen(swaps):
+        at, visits = np.arange(n), [{k} for k in range(n)]  # whose model each client has
+        for turn in range(1, swaps + 1):
+            order = Rotating().before(turn, n, None).order(n)
+            at = at[order]
+            for client, model in enumerate(at):
+                visits[model].add(client)
+        return all(len(found) == n for found in visits)
+
+    enough = n - 1 if n % 2 == 0 else 2 * (n - 1)
+    assert seen(enough)
+    assert not seen(enough - 1)
+
+
+def test_the_ring_turns_with_every_swap_not_with_every_round(quick):
+    """Averages lie between: rounds 3 and 6 do not count."""
+    result = swap_run(quick, "partner=rotating,average_every=3", rounds=7, clients=4,
+                      eval_every=7)  # fmt: skip
+    pairs = [record["mix"].get("pairs") for record in result.records]
+    even, odd = [[0, 1], [2, 3]], [[1, 2], [3, 0]]
+    assert pairs == [even, odd, None, even, odd, None, even]
+
+
+def test_greedy_computes_only_the_rows_that_it_draws(monkeypatch):
+    """What is recorded is what was computed: ⌊n²/4⌋ pairs, those of the bases drawn."""
+    asked = []
+    real = Signatures.row
+
+    def row(self, base, others):
+        asked.append((base, tuple(others)))
+        return real(self, base, others)
+
+    monkeypatch.setattr(Signatures, "row", row)
+    monkeypatch.setattr(OnWeights, "matrix", None)
+    rows = stream(3, "rows").normal(size=(7, 4)).tolist()
+    g = gather(rows, [1] * 7, [0.0] * 4)
+    mixed = Swap(Greedy(OnWeights(Cosine()))).combine(g)
+    pairs = {frozenset((base, other)) for base, others in asked for other in others}
+    assert [base for base, _ in asked] == [a for a, _ in mixed.notes["pairs"]]
+    assert [len(others) for _, others in asked] == [6, 4, 2]
+    found = dict(zip(itertools.combinations(range(7), 2), mixed.notes["similarity"], strict=True))
+    assert {frozenset(pair) for pair, value in found.items() if value is not None} == pairs
+    assert len(pairs) == mixed.notes["comparisons"] == 7 * 7 // 4
+    cosine = torch.nn.functional.cosine_similarity
+    for (a, b), value in found.items():
+        assert value is None or value == pytest.approx(float(cosine(g.rows[a], g.rows[b], 0)))
+
+
+@pytest.mark.parametrize("name", ["cka", "dcka", "cca", "hsic", "inner"])
+def test_rows_of_a_comparison_are_those_of_the_whole_matrix(name):
+    nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+            for _ in range(5)]  # fmt: skip
+    images = torch.from_numpy(stream(1, "images").normal(size=(24, 1, 2, 2))).float()
+    matrix = similarity_matrix(nets, images, name)
+    some = Signatures.of(nets, images, measure_named(name))
+    for base in range(5):
+        others = [i for i in (4, 1, 3, 0, 2) if i != base]
+        assert torch.allclose(some.row(base, others), matrix[base, others], rtol=1e-10)
+
+
+def test_a_model_that_did_not_come_in_is_not_exchanged():
+    """Client 2's message was refused: its partner keeps its model, and nobody gets a third's."""
+    for partners in (RandomPairs(), InTurn(), Rotating(), Greedy(OnWeights(Cosine())),
+                     LeastSimilar(OnWeights(Cosine()))):  # fmt: skip
+        for t in range(8):
+            rows = stream(t, "rows").normal(size=(6, 4))
+            everybody = gather(rows.tolist(), [1] * 6, [0.0] * 4)
+            names = {"stream": streams_of(0, t), "round": t + 1}
+            everybody = fedloom.mix.Gathering(**{**vars(everybody), **names})
+            mix = Swap(partners)
+            sent = mix.senders(t + 1, np.arange(6), everybody.stream)
+            came = sent[sent != 2]
+            g = fedloom.mix.Gathering(**{**vars(everybody), "clients": came,
+                                         "weights": np.ones(len(came)),
+                                         "rows": everybody.rows[came],
+                                         "contacts": Contacts(np.arange(6))})  # fmt: skip
+            mixed, after = mix.combine(g), everybody.rows.clone()
+            after[mixed.clients] = mixed.rows
+            assert sorted(after.tolist()) == sorted(everybody.rows.tolist())
+            assert torch.equal(after[2], everybody.rows[2])
+            order = Exchange([tuple(pair) for pair in mixed.notes["pairs"]]).order(6)
+            assert torch.equal(after, everybody.rows[order])
 
 
 def test_everybody_swaps_once_and_an_odd_one_keeps_its_model():
@@ -114,7 +204,7 @@ def test_random_partners_are_equally_likely():
 
 def test_in_turn_is_the_listing_of_the_source():
     """w_k ↔ w_r for every k in turn, with r drawn among all."""
-    exchange = InTurn().before(5, lambda *names: stream(0, *names))
+    exchange = InTurn().before(1, 5, lambda *names: stream(0, *names))
     assert [k for k, _ in exchange.pairs] == [0, 1, 2, 3, 4]
     models = list(range(5))
     for k, r in exchange.pairs:
@@ -293,6 +383,56 @@ def test_a_swap_round_holds_the_models_of_local_training(quick, options):
     assert not torch.equal(swapped, alone)
 
 
+def held(result, clients=6):
+    """The model that each client holds after a run."""
+    tensors = states(result)
+    rows = tensors["shared"].repeat(clients, 1)
+    rows[tensors["kept/clients"]] = tensors["kept/rows"]
+    return rows
+
+
+@pytest.mark.parametrize("partner", ["random", "sequential", "rotating", "greedy", "min"])
+def test_who_is_not_drawn_keeps_its_model(quick, partner):
+    """Three of six: they train what they hold and swap among themselves."""
+    options = f"partner={partner}" + (",similarity=cosine" if partner in ("greedy", "min") else "")
+    three = {"participation": 0.5, "rounds": 3, "eval_every": 9}
+    before = held(swap_run(quick, options, **{**three, "rounds": 2}))
+    swapped = swap_run(quick, options, **three)
+    after, (*_, last) = held(swapped), swapped.records
+    plain = quick("fedavg", partition="classes:2", public="share:0.05", **three)
+    drawn = last["participants"]
+    assert [r["participants"] for r in swapped.records] == [
+        r["participants"] for r in plain.records
+    ]
+    others = sorted({0, 1, 2, 3, 4, 5} - set(drawn))
+    assert torch.equal(after[others], before[others])
+    order = Exchange([tuple(pair) for pair in last["mix"]["pairs"]]).order(6)
+    assert set(np.flatnonzero(order != np.arange(6))) <= set(drawn)
+    # The same round without swaps: what was trained, each with the client that trained it.
+    alone = quick("local", fork=f"{swapped.path}@2", rounds=3, partition="classes:2")
+    assert torch.equal(held(alone)[order], after)
+    assert not torch.equal(held(alone)[drawn], before[drawn])
+
+
+def test_an_average_of_some_goes_to_everybody_and_is_paid_for(quick, row):
+    """Three of six send; all six get it. Who swapped before and was not drawn gets it, too."""
+    run = swap_run(quick, "average_every=2", participation=0.5, rounds=2)
+    assert len(states(run)["kept/rows"]) == 0
+    model = 4 * ROW
+    first, second = ((r["bytes_up"], r["bytes_down"]) for r in run.records)
+    assert first == (2 * model, 2 * model)  # one pair; the third keeps its model
+    assert second == (3 * model, 6 * model)
+    half = swap_run(quick, "average_every=2", participation=0.5, rounds=2, encode="fp16")
+    assert half.records[1]["bytes_down"] == 6 * model // 2
+    # The average is FedAvg's, of what these three trained from what each of them held.
+    every = swap_run(quick, "average_every=1", participation=0.5)
+    plain = quick("fedavg", participation=0.5, partition="classes:2", public="share:0.05")
+    assert torch.equal(row(every), row(plain))
+    assert [r["bytes_up"] for r in every.records] == [r["bytes_up"] for r in plain.records]
+    assert [r["bytes_down"] for r in every.records] == [6 * model] * 3
+    assert [r["bytes_down"] for r in plain.records] == [3 * model] * 3
+
+
 def test_traffic_is_counted_by_who_must_send_what(quick):
     """Five clients: two pairs. Comparing needs all models; only swapped ones go down again."""
     cost = {}
@@ -349,6 +489,19 @@ def test_models_with_norms_are_compared(quick, norm):
     assert all(0 < value < 1 for value in values)
 
 
+@pytest.mark.parametrize("attack", ["nan", "scale:1e6"])
+def test_a_refused_model_is_swapped_with_nobody(quick, attack):
+    settings = {"clients": 5, "rounds": 3, "attack": attack, "screen": "norm:10x",
+                "on_bad": "skip", "eval_every": 3}  # fmt: skip
+    for options in ("partner=random", "partner=sequential", "partner=min,similarity=cosine"):
+        result = swap_run(quick, options, **settings)
+        assert len(states(result)["kept/rows"]) == 5
+        for record in result.records:
+            refused = {int(client) for client in record.get("skipped", {})}
+            assert not refused & set(itertools.chain(*record["mix"]["pairs"]))
+        assert any("skipped" in record for record in result.records)
+
+
 @pytest.mark.parametrize(
     ("options", "more", "why"),
     [
@@ -360,7 +513,9 @@ def test_models_with_norms_are_compared(quick, norm):
         ("partner=min,kernel=rfb", {}, "Unknown kernel"),
         ("partner=min,layers=outt", {}, "Unknown layer"),
         ("partner=best", {}, "Option 'partner'"),
-        ("", {"participation": 0.5}, "fixes participation"),
+        ("partner=rotating,swap_share=0.5", {}, "swap_share=0.5 would do nothing"),
+        ("partner=rotating,probes=8", {}, "probes=8 would do nothing: partner=rotating"),
+        ("", {"participation": 1 / 6}, "needs 2 participants in a round or more, and 1 of 6"),
     ],
 )
 def test_wrong_wishes_are_refused_with_the_reason(quick, options, more, why):
@@ -429,7 +584,8 @@ def test_the_command_line_draws_swaps(quick, in_tmp):
 
 
 def test_a_run_that_fails_at_once_leaves_its_directory_free(in_tmp):
-    settings = {"clients": 4, "partition": "iid", "rounds": 2, "public": "noise:16", "out": "a"}
+    settings = {"clients": 4, "partition": "iid", "rounds": 2, "public": "noise:16", "out": "a",
+                "participation": 1.0}  # fmt: skip
     with pytest.raises(FedloomError, match="Unknown layer 'foo'"):
         fedloom.run("fedswap:partner=min,layers=foo", **settings)
     assert not (in_tmp / "a").exists()

@@ -13,7 +13,7 @@ from fedloom.local.rule import LocalRule
 from fedloom.local.sgd import SGD
 
 #: what the setting `score_on` may ask for → the part of a client's data
-SCORED = {"test": "test", "query": "test-query"}
+SCORED = {"test": "test", "query": "test-query", "validation": "validation"}
 
 
 @dataclass(frozen=True)

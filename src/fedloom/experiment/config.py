@@ -63,8 +63,13 @@ def make_config(
     method_ = options.build()
     resolved: dict[str, Any] = {"score_on": method_.adapt.on(config.score_on).score_on}
     if config.validation_share is None:
-        validates = method_.mix.validates == "validation"
+        validates = "validation" in (method_.mix.validates, config.score_on)
         resolved["validation_share"] = VALIDATION_SHARE if validates else 0.0
+    elif config.score_on == "validation" and not config.validation_share:
+        raise FedloomError(
+            "score_on=validation leaves nothing to score on: validation_share is 0. Give a share, "
+            "such as --validation-share 0.1."
+        )
     return config.model_copy(update=resolved), options
 
 

@@ -31,6 +31,7 @@ _PREFIX = {"test": "test_", "clients": "", "newcomers": "new_"}
 SCORED_ON = {
     "test": "all of their test data",
     "query": "the query part of their test data",
+    "validation": "their validation data",
     "auto": "the part that the method declares",
 }
 

@@ -26,6 +26,7 @@ from fedloom.experiment.interrupts import heeding_interrupts
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
 from fedloom.kinds import Declared
+from fedloom.metrics.alike import divergence
 from fedloom.metrics.cost import peak_memory, reset_peak_memory
 from fedloom.mix import Mixed
 from fedloom.mix.networks import Networks
@@ -119,6 +120,7 @@ class Runner:
         measured = time.perf_counter()
         mixed, arrived = self._exchange(opening, task, done, sent, told)
         up, down = self._traffic(mixed, arrived, done, told, senders)
+        to_others = self._to_others(mixed, clients, opening.total)
         samples = np.where(np.isin(clients, done.failed), 0, done.trained.samples)
         loss = np.where(samples > 0, done.trained.loss, 0.0)
         ended = time.perf_counter()
@@ -128,7 +130,7 @@ class Runner:
             "lr": opening.optimiser.lr,
             "train_loss": float((loss * samples).sum() / max(int(samples.sum()), 1)),
             "bytes_up": int(up.sum()),
-            "bytes_down": int(down.sum()),
+            "bytes_down": int(down.sum()) + to_others,
             "macs": int(done.trained.macs.sum()),
             "steps": int(done.trained.steps.sum()),
             "seconds": time.perf_counter() - started,
@@ -140,6 +142,9 @@ class Runner:
         if arrived.refused:
             record["skipped"] = {str(r.client): r.reason for r in arrived.refused}
             record["messages"] = {"skipped": arrived.skipped, "left": arrived.left}
+        spread = self._divergence(done, opening.optimiser.lr)
+        if spread is not None:
+            record["divergence"] = spread
         if done.trained.gaps:
             record["gap"] = float(np.mean(done.trained.gaps))
         if not (x.capacities == 1).all():
@@ -252,6 +257,26 @@ class Runner:
             at = np.searchsorted(clients, mixed.clients)
             down[at] += delivered[at]
         return up, down
+
+    def _to_others(self, mixed: Mixed, clients: np.ndarray, total: int) -> int:
+        """The bytes of a model that goes to everybody, for those who took no part in the round."""
+        if not mixed.reset:
+            return 0
+        state = self.experiment.state
+        whole = replace(state.server.tell(), values={})
+        return (total - len(clients)) * int(state.post.down(whole, (None,))[0])
+
+    def _divergence(self, done: Round, lr: float) -> float | None:
+        """How far apart the trained models are; of gradients, those that one step along each
+        makes."""
+        x, state = self.experiment, self.experiment.state
+        well = ~np.isin(done.clients, done.failed)
+        rows = state.plan.sections.model(done.rows)[:, : x.layout.trainable]
+        if not well.all():
+            rows = rows[torch.from_numpy(well)]
+        spread = divergence(rows, state.clients.weigh(done.clients[well]))
+        gradients = x.method.local.hands_back == "gradients"
+        return spread if spread is None or not gradients else lr * spread
 
     def _devices(
         self, clients: np.ndarray, trained: Trained, up: np.ndarray, down: np.ndarray

@@ -80,7 +80,8 @@ class Config(Options):
         ge=0,
         lt=1,
         description="share of each client's training data that is not trained on, but validated "
-        "on; none: 0.1 if the method (in a comparison: any of them) validates, else 0",
+        "on; none: 0.1 if the method (in a comparison: any of them) validates, or with "
+        "--score-on validation, else 0",
     )
     newcomers: int = Field(
         0, ge=0, le=10**9, description="clients that take no part in training, scored apart"
@@ -184,10 +185,11 @@ class Config(Options):
         "a round), with its settings and those given",
     )
     seed: int = Field(0, ge=0, description="names every random stream of the run")
-    score_on: Literal["auto", "test", "query"] = Field(
+    score_on: Literal["auto", "test", "query", "validation"] = Field(
         "auto",
         description="what clients are scored on: test, all of their test data; query, without the "
-        "support part; auto, query if the method (in a comparison: any of them) adapts to that",
+        "support part; validation, what was held back from training, to choose settings by; auto, "
+        "query if the method (in a comparison: any of them) adapts to that",
     )
     eval_every: int = Field(
         5, ge=1, description="score after every so many rounds, and after the last"

@@ -265,6 +265,7 @@ def checked(config: Config, method: Method) -> Method:
     or needs what they do not give."""
     method = placed(config, method)
     _check_public(config, method)
+    _check_turnout(config, method)
     return replace(method, adapt=method.adapt.on(config.score_on))
 
 
@@ -601,6 +602,15 @@ def _check_public(config: Config, method: Method) -> None:
         f"{config.method} needs public images at the server, and has none. Set some aside "
         f"with --public share:0.01, name a data set or .npz file{noise}."
     )
+
+
+def _check_turnout(config: Config, method: Method) -> None:
+    if config.participants < method.mix.fewest and not method.topology.pools:
+        raise FedloomError(
+            f"{config.method} needs {method.mix.fewest} participants in a round or more, and "
+            f"{config.participants} of {config.clients} clients takes part. Raise --participation "
+            "(a fraction, or a number of clients), or --clients."
+        )
 
 
 def _model_options(config: Config, method: Method) -> dict[str, Any]:

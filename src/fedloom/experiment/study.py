@@ -131,6 +131,10 @@ class Study(ABC):
     def pictures(self, ask: Ask, results: Results) -> Figures:
         return []
 
+    def files(self, ask: Ask, results: Results) -> Mapping[str, str]:
+        """Further files of the report: name → text."""
+        return {}
+
     def check(self, ask: Ask) -> None:
         for kind, given, valid in (
             ("data set of this study", ask.data, self.data),
@@ -240,6 +244,8 @@ def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Ta
         save(picture.figure(), file)
         text += f"\n\n![{picture.title}]({file.name})"
     (out / "tables.md").write_text(text + "\n", encoding="utf-8")
+    for name, content in study.files(ask, results).items():
+        (out / name).write_text(content, encoding="utf-8")
     return tables
 
 

@@ -20,6 +20,7 @@ from fedloom.mix import (
     OnWeights,
     Partners,
     RandomPairs,
+    Rotating,
     Swap,
 )
 from fedloom.similarity import kernel_named, measure_named
@@ -30,21 +31,23 @@ _ON_WEIGHTS = ("cosine", "pearson")
 
 @register
 class FedSwap(MethodOptions):
-    """All clients train a model of their own. Rounds end in a swap of models between clients; every
-    h2-th (`average_every`) ends in FedAvg's average, from which all go on. h1 is the local work of
-    a round, epochs or steps. average_every=1 is FedAvg. Comparing activations needs public images
-    (--public)."""
+    """Clients have a model of their own. Those that take part in a round train theirs and swap
+    models among themselves; who is not drawn keeps its own. Every h2-th round (`average_every`)
+    ends in FedAvg's average of the participants, which goes to everybody. h1 is the local work of
+    a round, epochs or steps. average_every=1 learns as FedAvg. Comparing activations needs public
+    images (--public)."""
 
     name = "fedswap"
     family = "swap"
     source = "S0 chapter 4; S3"
-    fixed = {"participation": 1.0}
 
-    partner: Literal["random", "sequential", "greedy", "min"] = Field(
+    partner: Literal["random", "sequential", "rotating", "greedy", "min"] = Field(
         "random",
-        description="who swaps: random disjoint pairs; sequential, each in turn with anybody, as "
-        "the source lists it; greedy, a random client with the least similar one left; min, the "
-        "least similar pairs first",
+        description="who of a round's participants swaps: random disjoint pairs; sequential, each "
+        "in turn with anybody, as the source lists it; rotating, neighbours on a ring, so that "
+        "where all take part every model is with every client after n - 1 swaps (odd n: 2(n - "
+        "1)); greedy, a random client with the least similar one left; min, the least similar "
+        "pairs first",
     )
     similarity: Literal["cka", "dcka", "cca", "hsic", "inner", "cosine", "pearson"] = Field(
         "cka", description="measure for greedy and min; cosine and pearson compare weights"
@@ -58,16 +61,23 @@ class FedSwap(MethodOptions):
         256, ge=4, description="public images that models are compared on in a round"
     )
     swap_share: float = Field(1.0, ge=0, le=1, description="share of the pairs that swap (SP)")
-    average_every: int = Field(5, ge=1, description="rounds from one average to the next (h2)")
+    average_every: int = Field(
+        5,
+        ge=1,
+        description="rounds from one average to the next (h2): h2 - 1 swaps lie between them, as "
+        "in the source's pseudo-code (its text and table 4-1 say h2)",
+    )
 
     @model_validator(mode="after")
     def _useful(self) -> FedSwap:
-        if self.partner in ("random", "sequential"):
+        if self.partner in ("random", "sequential", "rotating"):
             self._refuse(_COMPARING, f"partner={self.partner} compares no models")
         elif self.similarity in _ON_WEIGHTS:
             self._refuse(("layers", "probes"), f"{self.similarity} compares weights")
         if self.partner == "sequential":
             self._refuse(("swap_share",), "every client swaps in turn")
+        if self.partner == "rotating":
+            self._refuse(("swap_share",), "all neighbours on the ring swap")
         measure_named(self.similarity, kernel_named(self.kernel), self.debiased)
         return self
 
@@ -85,6 +95,8 @@ class FedSwap(MethodOptions):
             return RandomPairs(self.swap_share)
         if self.partner == "sequential":
             return InTurn()
+        if self.partner == "rotating":
+            return Rotating()
         measure = measure_named(self.similarity, kernel_named(self.kernel), self.debiased)
         layers = None if self.layers == "all" else tuple(self.layers.split("+"))
         on_weights = measure.on_weights

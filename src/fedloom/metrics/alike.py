@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_AT_ONCE = 2**20  # values looked at together
 
 
 def mean_similarity(rows: Iterable[Tensor], start: Tensor) -> float | None:
@@ -29,3 +32,20 @@ def mean_similarity(rows: Iterable[Tensor], start: Tensor) -> float | None:
         alone += float((unit * unit).sum())
         count += len(block)
     return (float(total @ total) - alone) / (count * (count - 1)) if count > 1 else None
+
+
+def divergence(rows: Tensor, weights: np.ndarray) -> float | None:
+    """The mean distance of models from their average, ‖w_k − w̄‖ with w̄ = Σ n_k w_k / Σ n_k (S0
+    §4-2); None for less than two, or where nobody has data.
+
+    >>> divergence(torch.tensor([[0.0, 0.0], [4.0, 0.0]]), np.array([3, 1]))
+    2.0
+    """
+    if len(rows) < 2 or not weights.sum() > 0:
+        return None
+    shares = torch.from_numpy(weights / weights.sum()).to(rows.device, torch.float64)
+    squares = torch.zeros_like(shares)
+    for some in rows.split(max(_AT_ONCE // len(rows), 1), dim=1):
+        block = some.double()
+        squares += (block - shares @ block).square_().sum(1)
+    return float(squares.sqrt().mean())

@@ -17,6 +17,7 @@ from fedloom.mix.swap import (
     OnWeights,
     Partners,
     RandomPairs,
+    Rotating,
     Swap,
 )
 from fedloom.mix.variance import ControlledAverage, NormalisedAverage
@@ -45,6 +46,7 @@ __all__ = [
     "PeerAverage",
     "Pull",
     "RandomPairs",
+    "Rotating",
     "ServerMomentum",
     "ServerStep",
     "Sharpened",

@@ -133,7 +133,8 @@ class Mix:
     what clients send beside the model that it combines; `memory` names what it keeps by key.
     `needs` are facts: `classes` (who holds which), `public` (the server's images), `accuracy` (of
     what was sent, on the part that it `validates` on). `takes_parts`: it can combine sub-models,
-    element by element; `meets`: nodes combine what those they meet tell them.
+    element by element; `meets`: nodes combine what those they meet tell them; with less than
+    `fewest` participants it could never do anything.
     """
 
     part: str = "all"
@@ -146,6 +147,7 @@ class Mix:
     validates: str | None = None
     takes_parts: bool = True
     meets: bool = False
+    fewest: int = 1
 
     def among_nodes(self) -> Mix:
         """The same without a server, for nodes that meet."""

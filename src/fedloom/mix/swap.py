@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.errors import FedloomError
 from fedloom.kinds import Values
 from fedloom.mix.base import Gathering, Mix, Mixed
-from fedloom.similarity import Measure, similarity_matrix, weight_matrix
+from fedloom.similarity import Measure, Signatures, similarity_matrix, weight_matrix
 
 Pairs = list[tuple[int, int]]
 Stream = Callable[..., np.random.Generator]
@@ -26,12 +27,17 @@ MOST_REPORTED = 200  # clients whose similarities are written to a round's recor
 
 
 class Likeness(ABC):
-    """How alike the gathered models are, all pairs of them."""
+    """How alike the gathered models are."""
 
     needs: frozenset[str] = frozenset()
 
     @abstractmethod
-    def matrix(self, g: Gathering) -> np.ndarray: ...
+    def matrix(self, g: Gathering) -> np.ndarray:
+        """All pairs of them."""
+
+    @abstractmethod
+    def signatures(self, g: Gathering) -> Signatures:
+        """What some of them can be compared by."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,9 @@ class OnWeights(Likeness):
 
     def matrix(self, g: Gathering) -> np.ndarray:
         return weight_matrix(g.rows[:, : g.layout.trainable], self.measure).numpy()
+
+    def signatures(self, g: Gathering) -> Signatures:
+        return Signatures.of_rows(g.rows[:, : g.layout.trainable], self.measure)
 
 
 @dataclass(frozen=True)
@@ -54,17 +63,27 @@ class OnProbes(Likeness):
     needs = frozenset({"public"})
 
     def matrix(self, g: Gathering) -> np.ndarray:
+        models = g.networks.of(g.rows, g.public.x)
+        return similarity_matrix(models, self._drawn(g), self.measure, self.layers).numpy()
+
+    def signatures(self, g: Gathering) -> Signatures:
+        models = g.networks.of(g.rows, g.public.x)
+        return Signatures.of(models, self._drawn(g), self.measure, self.layers)
+
+    def _drawn(self, g: Gathering) -> Tensor:
         x = g.public.x
         if len(x) > self.probes:
             drawn = g.stream("probes").choice(len(x), self.probes, replace=False)
             x = x[torch.from_numpy(np.sort(drawn)).to(x.device)]
-        models = g.networks.of(g.rows, g.public.x)
-        return similarity_matrix(models, x, self.measure, self.layers).numpy()
+        return x
 
 
 @dataclass(frozen=True)
 class Exchange:
     """Pairs that exchange models, one after the other, and what they were chosen by.
+
+    `similarity` holds the pairs that were compared (NaN: this one was not), and is missing where
+    none was, or where there are too many to report.
 
     >>> Exchange([(0, 2)]).order(4).tolist()
     [2, 1, 0, 3]
@@ -85,19 +104,33 @@ class Exchange:
         """Which of n clients have another model afterwards."""
         return np.flatnonzero(self.order(n) != np.arange(n))
 
+    def among(self, there: np.ndarray) -> Exchange:
+        """The same without the exchanges of clients whose model did not come in, though it would
+        have moved; `there` says of each whether it did.
+
+        >>> Exchange([(0, 2), (1, 3)]).among(np.array([True, True, False, True])).pairs
+        [(1, 3)]
+        """
+        exchange = self
+        while absent := {int(i) for i in exchange.moved(len(there)) if not there[i]}:
+            pairs = [pair for pair in exchange.pairs if not absent & set(pair)]
+            exchange = replace(exchange, pairs=pairs)
+        return exchange
+
 
 class Partners:
     """Who exchanges models with whom, as positions among the n of a round."""
 
     needs: frozenset[str] = frozenset()
 
-    def before(self, n: int, stream: Stream) -> Exchange | None:
-        """The exchange, where no model has to be seen to choose it: then nobody else sends one."""
+    def before(self, turn: int, n: int, stream: Stream) -> Exchange | None:
+        """The exchange of the `turn`-th swap (from 1 on), where no model has to be seen to choose
+        it: then nobody else sends one."""
         return None
 
     def choose(self, g: Gathering) -> Exchange:
-        """The exchange, by the models that were sent."""
-        exchange = self.before(len(g.contacts.participants), g.stream)
+        """The exchange, by the models that were sent; `g.round` counts swaps."""
+        exchange = self.before(g.round, len(g.contacts.participants), g.stream)
         assert exchange is not None, f"{type(self).__name__} has neither `before` nor `choose`"
         return exchange
 
@@ -108,7 +141,7 @@ class RandomPairs(Partners):
 
     share: float = 1.0
 
-    def before(self, n: int, stream: Stream) -> Exchange:
+    def before(self, turn: int, n: int, stream: Stream) -> Exchange:
         drawn = stream("swap").permutation(n)[: 2 * swaps(n, self.share)]
         return Exchange([(int(a), int(b)) for a, b in drawn.reshape(-1, 2)])
 
@@ -117,8 +150,21 @@ class RandomPairs(Partners):
 class InTurn(Partners):
     """Algorithm 4-1 to the letter: each client in turn exchanges with one drawn among all."""
 
-    def before(self, n: int, stream: Stream) -> Exchange:
+    def before(self, turn: int, n: int, stream: Stream) -> Exchange:
         return Exchange([(k, int(r)) for k, r in enumerate(stream("swap").integers(n, size=n))])
+
+
+@dataclass(frozen=True)
+class Rotating(Partners):
+    """§4-2's rotating partners, as an odd-even ring: (0,1)(2,3)… in one swap, (1,2)(3,4)… and, for
+    an even number, (n−1,0) in the next. Every model moves on by one client in each swap, half of
+    them in either direction, so it has been with everybody after n − 1 swaps; an odd number is a
+    path with two ends, at which a model rests once and turns, and needs 2(n − 1)."""
+
+    def before(self, turn: int, n: int, stream: Stream) -> Exchange:
+        first = (turn - 1) % 2
+        last = n if n % 2 == 0 else n - 1  # on a ring, the last one's neighbour is the first
+        return Exchange([(a, (a + 1) % n) for a in range(first, last, 2)])
 
 
 @dataclass(frozen=True)
@@ -131,35 +177,51 @@ class _ByLikeness(Partners):
         return self.likeness.needs
 
     def choose(self, g: Gathering) -> Exchange:
-        matrix = self.likeness.matrix(g)
-        pairs, compared = self._pairs(matrix, swaps(len(matrix), self.share), g.stream("swap"))
-        return Exchange(pairs, matrix, compared)
+        count = swaps(len(g.rows), self.share)
+        if not count:
+            return Exchange([])
+        pairs, compared, known = self._pairs(g, count)
+        # Of those whose models came in, as places among all that are there.
+        n, at = len(g.contacts.participants), np.searchsorted(g.contacts.participants, g.clients)
+        pairs = [(int(at[a]), int(at[b])) for a, b in pairs]
+        if known is None or n > MOST_REPORTED:
+            return Exchange(pairs, None, compared)
+        similarity = np.full((n, n), np.nan)
+        similarity[np.ix_(at, at)] = known
+        return Exchange(pairs, similarity, compared)
 
-    def _pairs(self, matrix: np.ndarray, count: int, rng: np.random.Generator) -> tuple[Pairs, int]:
+    def _pairs(self, g: Gathering, count: int) -> tuple[Pairs, int, np.ndarray | None]:
+        """`count` pairs, the number of comparisons, and what they gave (NaN: not compared)."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Greedy(_ByLikeness):
-    """Algorithm 4-2: a random client takes the least similar of those that are left."""
+    """Algorithm 4-2: a random client takes the least similar of those that are left. Only the
+    similarities that it looks at are computed, ⌊n²/4⌋ where all swap."""
 
-    def _pairs(self, matrix: np.ndarray, count: int, rng: np.random.Generator) -> tuple[Pairs, int]:
-        compared = 0
+    def _pairs(self, g: Gathering, count: int) -> tuple[Pairs, int, np.ndarray | None]:
+        signatures, n, compared = self.likeness.signatures(g), len(g.rows), 0
+        known = np.full((n, n), np.nan) if n <= MOST_REPORTED else None
 
         def compare(base: int, others: Sequence[int]) -> np.ndarray:
             nonlocal compared
             compared += len(others)
-            return matrix[base, others]
+            values = signatures.row(base, others).numpy()
+            if known is not None:
+                known[base, others] = known[others, base] = values
+            return values
 
-        return greedy_pairs(len(matrix), count, rng, compare), compared
+        return greedy_pairs(n, count, g.stream("swap"), compare), compared, known
 
 
 @dataclass(frozen=True)
 class LeastSimilar(_ByLikeness):
     """§4-9-2: the least similar pair of all, then the least similar of the rest, and so on."""
 
-    def _pairs(self, matrix: np.ndarray, count: int, rng: np.random.Generator) -> tuple[Pairs, int]:
-        return least_pairs(matrix, count), len(matrix) * (len(matrix) - 1) // 2
+    def _pairs(self, g: Gathering, count: int) -> tuple[Pairs, int, np.ndarray | None]:
+        matrix = self.likeness.matrix(g)
+        return least_pairs(matrix, count), len(matrix) * (len(matrix) - 1) // 2, matrix
 
 
 def swaps(n: int, share: float) -> int:
@@ -200,23 +262,25 @@ def least_pairs(matrix: np.ndarray, count: int) -> Pairs:
 
 @dataclass(frozen=True)
 class Swap(Mix):
-    """Clients exchange models through the server, which keeps none."""
+    """The clients of a round exchange models through the server, which keeps none; who is not
+    among them keeps the model that it holds."""
 
     partners: Partners
     part: str = "all"
     home = "node"
+    fewest = 2
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         return self.partners.needs
 
     def senders(self, round: int, clients: np.ndarray, stream: Stream) -> np.ndarray:
-        exchange = self.partners.before(len(clients), stream)
+        exchange = self.partners.before(round, len(clients), stream)
         return clients if exchange is None else clients[exchange.moved(len(clients))]
 
     def combine(self, g: Gathering) -> Mixed:
         everybody = g.contacts.participants
-        exchange = self.partners.choose(g)
+        exchange = self.partners.choose(g).among(np.isin(everybody, g.clients))
         moved = exchange.moved(len(everybody))
         source = np.searchsorted(g.clients, everybody[exchange.order(len(everybody))[moved]])
         return Mixed(
@@ -229,7 +293,7 @@ class Swap(Mix):
 @dataclass(frozen=True)
 class Alternate(Mix):
     """`usual` in most rounds; every `every`-th is `then`'s, after which all go on from what it
-    made."""
+    made, whether they took part or not. Each of the two counts its own turns as rounds."""
 
     usual: Mix
     then: Mix
@@ -261,6 +325,10 @@ class Alternate(Mix):
         return frozenset().union(*(mix.needs for mix in self._used))
 
     @property
+    def fewest(self) -> int:  # type: ignore[override]
+        return max(mix.fewest for mix in self._used)
+
+    @property
     def takes(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset().union(*(mix.takes for mix in self._used))
 
@@ -272,29 +340,34 @@ class Alternate(Mix):
     def memory(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.usual.memory + self.then.memory
 
-    def _turn(self, round: int) -> Mix:
-        return self.usual if round % self.every else self.then
+    def _turn(self, round: int) -> tuple[Mix, int]:
+        """Whose turn it is, and the how many-th of its own."""
+        done, rest = divmod(round, self.every)
+        return (self.usual, round - done) if rest else (self.then, done)
 
     def senders(self, round: int, clients: np.ndarray, stream: Stream) -> np.ndarray:
-        return self._turn(round).senders(round, clients, stream)
+        mix, turn = self._turn(round)
+        return mix.senders(turn, clients, stream)
 
     def combine(self, g: Gathering) -> Mixed:
-        mixed = self._turn(g.round).combine(g)
+        mix, turn = self._turn(g.round)
+        mixed = mix.combine(replace(g, round=turn))
         if g.round % self.every:
             return mixed
         return replace(mixed, reset=True, notes={"event": "average", **mixed.notes})
 
 
 def _notes(clients: np.ndarray, exchange: Exchange) -> dict[str, Any]:
-    """Who exchanged with whom; similarities as the rows of the triangle above the diagonal."""
+    """Who exchanged with whom; similarities as the rows of the triangle above the diagonal, with
+    None for pairs that nobody compared."""
     named = clients.tolist()
     notes: dict[str, Any] = {
         "event": "swap",
         "pairs": [[named[a], named[b]] for a, b in exchange.pairs],
     }
-    if exchange.similarity is not None:
+    if exchange.comparisons:
         notes["comparisons"] = exchange.comparisons
-        if len(named) <= MOST_REPORTED:
-            above = exchange.similarity[np.triu_indices(len(named), 1)]
-            notes["similarity"] = [float(f"{value:.9g}") for value in above]
+    if exchange.similarity is not None:
+        above = exchange.similarity[np.triu_indices(len(named), 1)].tolist()
+        notes["similarity"] = [None if v != v else float(f"{v:.9g}") for v in above]
     return notes

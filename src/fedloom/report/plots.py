@@ -38,6 +38,7 @@ PLAIN = {
     "dominating": "nodes",
     "known": "nodes",
     "similarity": "cosine similarity",
+    "divergence": "‖w_k − w̄‖",
 }
 
 

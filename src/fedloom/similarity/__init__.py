@@ -24,6 +24,7 @@ from fedloom.similarity.measures import (
     measure_named,
 )
 from fedloom.similarity.networks import similarity, similarity_matrix, weight_matrix
+from fedloom.similarity.signatures import Signatures
 
 __all__ = [
     "CCA",
@@ -40,6 +41,7 @@ __all__ = [
     "Network",
     "Pearson",
     "Polynomial",
+    "Signatures",
     "activations",
     "deconfounded",
     "kernel_named",

@@ -41,6 +41,12 @@ class Measure(ABC):
 
     def scale(self, products: Tensor) -> Tensor:
         """Similarities from the products of all signatures."""
+        own = products.diagonal()
+        return self.scaled(products, own, own)
+
+    def scaled(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Similarities from products of some signatures with others; `rows` and `columns` are the
+        products of those with themselves."""
         return products
 
     def between(self, x: Tensor, y: Tensor, inputs: Tensor | None = None) -> float:
@@ -100,9 +106,9 @@ class CCA(Measure):
         kept = basis[:, sizes > sizes.max() * max(n, p) * fine]
         return (kept @ kept.T).flatten()
 
-    def scale(self, products: Tensor) -> Tensor:
-        ranks = products.diagonal()  # ‖QQᵀ‖²_F is the rank
-        return _divided(products, torch.minimum(ranks[:, None], ranks[None, :]))
+    def scaled(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        # ‖QQᵀ‖²_F is the rank
+        return _divided(products, torch.minimum(rows[:, None], columns[None, :]))
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,8 @@ class CKA(HSIC):
     """HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)) (eq. 4-10). A representation that is the same for all
     samples is like nothing: 0."""
 
-    def scale(self, products: Tensor) -> Tensor:
-        return _cosine(products)
+    def scaled(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        return _cosine(products, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -175,8 +181,8 @@ class _OnWeights(Measure):
 
     on_weights = True
 
-    def scale(self, products: Tensor) -> Tensor:
-        return _cosine(products)
+    def scaled(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        return _cosine(products, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -248,9 +254,9 @@ def _flat(x: Tensor) -> Tensor:
     return x.reshape(len(x), -1).double()
 
 
-def _cosine(products: Tensor) -> Tensor:
-    norms = products.diagonal().clamp(min=0).sqrt()
-    return _divided(products, norms[:, None] * norms[None, :])
+def _cosine(products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    rows, columns = (own.clamp(min=0).sqrt() for own in (rows, columns))
+    return _divided(products, rows[:, None] * columns[None, :])
 
 
 def _divided(products: Tensor, by: Tensor) -> Tensor:

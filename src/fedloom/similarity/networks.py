@@ -118,7 +118,7 @@ def _matrix(
         for i, model in enumerate(models):
             if i < start:
                 continue
-            found = _answers(model, inputs, names[i], batch)
+            found = answers(model, inputs, names[i], batch)
             mine = [chosen.signature(found[name].to(inputs.device), known) for name in names[i]]
             if not held:
                 held = [v.new_zeros((min(size, len(names) - start), len(v))) for v in mine]
@@ -134,7 +134,7 @@ def _matrix(
     return _symmetric(torch.stack([chosen.scale(p) for p in products]).mean(0))
 
 
-def _answers(
+def answers(
     model: nn.Module | Network, inputs: Tensor, names: Sequence[str], batch: int
 ) -> Mapping[str, Tensor]:
     """The activations of a network, some inputs at a time."""
