@@ -182,7 +182,7 @@ def test_remarks_are_not_called_differences(in_tmp, told):
     remark = "all capacities are 1, so every client trains the whole model"
     assert f"Note: fedrolex: {remark}" in text
     page = Path("c/report.html").read_text()
-    assert f"<p>Note:</p><ul><li><b>fedrolex</b>: {remark}" in page
+    assert f"<p class='small'>Note:</p><ul class='small'><li><b>fedrolex</b>: {remark}" in page
     assert "Not the same" not in text + page
 
 

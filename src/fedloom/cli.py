@@ -298,6 +298,10 @@ def run(
     if profile:
         print_profile(result)
     _print_pictures(plot)
+    try:
+        print(f"Report: {result.report()}")
+    except FedloomError as e:  # the run itself is safe
+        print(f"No report: {e}")
 
 
 @app.command()
@@ -391,7 +395,7 @@ def _sweep(
     with StudyProgress() as progress:
         results = run_study(chosen, ask, folder, cores(), progress)
     print_tables(write_report(chosen, ask, results, folder))
-    print(f"Tables and figures: {folder}")
+    print(f"Tables and figures: {folder}, report: {folder / 'report.html'}")
 
 
 @app.command()
@@ -517,6 +521,43 @@ def show(
         result.plot_swaps(swaps)
     print_result(result, details=True)
     _print_pictures(plot, swaps)
+
+
+@app.command()
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Directory of a run or a comparison, or several runs to compare."
+        ),
+    ],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", metavar="FILE.html", help="Where to write it [default: in RUN]."),
+    ] = None,
+) -> None:
+    """Write a page that shows a run, a comparison or several runs side by side: scores, curves,
+    every client, costs, and how to run it again. One file, which opens without a network."""
+    from fedloom.experiment.compare import Comparison
+    from fedloom.experiment.result import Result
+
+    if out is not None and (out.suffix not in (".html", ".htm") or out.is_dir()):
+        raise FedloomError(f"'{out}' is not a page: give a file that ends in .html.")
+    if len(paths) > 1:
+        if out is None:
+            raise FedloomError(
+                "Several runs have no directory in common: say where, --out FILE.html."
+            )
+        print(Comparison.of(paths).report(out))
+    elif Comparison.is_in(paths[0]):
+        print(Comparison.load(paths[0]).report(out))
+    elif (paths[0] / "tables.md").is_file() and not (paths[0] / "config.yaml").is_file():
+        raise FedloomError(
+            f"'{paths[0]}' is a study: its report.html is written by the study itself. Run its "
+            "command again, which runs nothing twice."
+        )
+    else:
+        print(Result(paths[0]).report(out))
 
 
 def _print_pictures(*files: Path | None) -> None:

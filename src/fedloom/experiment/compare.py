@@ -84,6 +84,7 @@ def run_name(label: str, seed: int) -> str:
     return slug(f"{label}-s{seed}")
 
 
+_SURE = 0.05  # p-value from which methods are not told apart
 _COSTS = ("bytes", "macs", "seconds")  # of which less is better
 
 
@@ -95,7 +96,8 @@ class Comparison:
     reader should know of it.
     """
 
-    FILES = (Record.FILE, "table.csv", "comparison.png", "report.html")
+    FILES = (Record.FILE, "table.csv", "clients.csv", "report.html",
+             "comparison.png", "comparison.svg", "comparison.pdf")  # fmt: skip
 
     def __init__(
         self, results: dict[str, list[Result]], path: Path, record: Record | None = None
@@ -233,7 +235,7 @@ class Comparison:
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The table as text: headings and rows, for a terminal, Markdown or HTML."""
         table = self.table
-        used = [n for n in COLUMNS if n in table and table[n].notna().any()]
+        used = self.columns
         paired = ("macro", "test_accuracy") if len(table) > 1 else ()
         gain = next((n for n in paired if f"{n}_gain" in table), None)
         heads = ["method"] + [f"{COLUMNS[n][0]} ({COLUMNS[n][1]})" for n in used]
@@ -289,9 +291,10 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
+        from fedloom.report.html import Grid
         from fedloom.report.html import table as html_table
 
-        return html_table(*self.cells()) + f"<p>{' '.join(self.remarks())}</p>"
+        return html_table(Grid(*self.cells())) + f"<p>{' '.join(self.remarks())}</p>"
 
     def plot(self, file: str | Path | None = None) -> Figure:
         """Accuracy over rounds, mean and spread over seeds; saved if `file` is given."""
@@ -303,21 +306,59 @@ class Comparison:
             save(figure, Path(file))
         return figure
 
-    def report(self) -> Path:
-        """Write table.csv, comparison.png and report.html into the comparison's folder."""
-        from fedloom.report.html import comparison_page
+    def report(self, file: str | Path | None = None) -> Path:
+        """Write report.html into the comparison's folder (or `file`), and beside it the table and
+        the clients' scores as CSV and the curves as PNG, SVG and PDF."""
+        from fedloom.experiment.reporting import comparison_page
+        from fedloom.report.html import render
+        from fedloom.report.plots import save
 
-        self.path.mkdir(parents=True, exist_ok=True)
-        table, picture, report = (self.path / name for name in self.FILES[1:])
-        self.table.to_csv(table)
-        self.plot(picture)
-        heads, rows = self.cells()
-        first = next(iter(self.results.values()))[0]
-        page = comparison_page(
-            heads, rows, first.config, picture, " ".join(self.remarks()), self.remarks_by_method()
-        )
-        report.write_text(page, encoding="utf-8")
+        report = self.path / "report.html" if file is None else Path(file)
+        report.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(report) as part:
+            part.write_text(render(comparison_page(self)), encoding="utf-8")
+        if file is None:
+            self.table.to_csv(self.path / "table.csv")
+            self.clients.to_csv(self.path / "clients.csv", index=False)
+            figure = self.plot()
+            for ending in ("png", "svg", "pdf"):
+                save(figure, self.path / f"comparison.{ending}")
         return report
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row per method, seed, scored client and evaluation."""
+        return pd.concat(
+            [
+                run.clients.assign(method=method, seed=run.config["seed"])
+                for method, runs in self.results.items()
+                for run in runs
+            ],
+            ignore_index=True,
+        )
+
+    @property
+    def columns(self) -> list[str]:
+        """Scores and costs that there are, in the table's order."""
+        return [n for n in COLUMNS if n in self.table and self.table[n].notna().any()]
+
+    def best(self, column: str) -> tuple[str, list[str]]:
+        """The best method of a column, and those that a paired test does not tell apart from it
+        (none with one seed, or of costs)."""
+        values = self.table[column]
+        first = str(values.idxmin() if column in _COSTS else values.idxmax())
+        if column in _COSTS:
+            return first, []
+        others = [str(m) for m in self.table.index if m != first]
+        return first, [m for m in others if self.chance(first, m, column) >= _SURE]
+
+    def chance(self, one: str, other: str, column: str) -> float:
+        """The p-value of a paired t-test between two methods (NaN with one seed)."""
+        a, b = (
+            self.runs[self.runs["method"] == method].set_index("seed")[column]
+            for method in (one, other)
+        )
+        return _chance((a - b).to_numpy())
 
 
 def _finished(folder: Path, label: str, seed: int) -> Result:

@@ -182,6 +182,22 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
     return out
 
 
+def as_words(settings: Mapping[str, Any], before: str = "") -> list[str]:
+    """Settings as `parse_settings` reads them.
+
+    >>> as_words({"lr": 0.1, "model_options": {"hidden": [8]}, "partition": "iid"})
+    ['lr=0.1', 'model_options.hidden=[8]', 'partition=iid']
+    """
+    out = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            out += as_words(value, f"{before}{key}.")
+        elif value is not None:
+            text = yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("\n...")
+            out.append(f"{before}{key}={value if isinstance(value, str) else text}")
+    return out
+
+
 def _number(value: Any) -> Any:
     """YAML 1.1 reads 1e-5 as text; people mean the number."""
     if isinstance(value, str):

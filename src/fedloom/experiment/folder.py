@@ -21,6 +21,7 @@ from fedloom.experiment.checksums import seal_yaml
 from fedloom.files import atomic_file, is_temporary, locked, sync
 
 CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
+REPORT = "report.html"
 _LOCK = ".lock"
 _REPLACED, _DROPPED = ".replaced", ".dropped"
 
@@ -34,6 +35,7 @@ class RunFolder:
         self.rounds_file = path / "rounds.jsonl"
         self.clients_file = path / "clients.parquet"
         self.manifest_file = path / "manifest.yaml"
+        self.report_file = path / REPORT
         self._parts = path / "clients"
         self._checkpoints = path / "checkpoints"
         self._replaced = path / _REPLACED
@@ -170,7 +172,7 @@ class RunFolder:
     def _files(self) -> tuple[Path, ...]:
         """All that a run writes; its config, which makes the directory a run, last."""
         return (
-            self.rounds_file, self.clients_file, self.manifest_file, self._parts,
+            self.rounds_file, self.clients_file, self.manifest_file, self.report_file, self._parts,
             self._checkpoints, self.config_file,
         )  # fmt: skip
 
@@ -185,7 +187,9 @@ class RunFolder:
         """Delete all that belongs to a run but its config."""
         for folder in (self._parts, self._checkpoints):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.rounds_file, self.clients_file, self.manifest_file):
+        for file in (
+            self.rounds_file, self.clients_file, self.manifest_file, self.report_file
+        ):  # fmt: skip
             file.unlink(missing_ok=True)
         self.sweep()
 

@@ -13,8 +13,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedloom.errors import FedloomError
+from fedloom.experiment.folder import REPORT
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.store import RunStore
+from fedloom.files import atomic_file
 from fedloom.layout import Columns, Layout
 from fedloom.models import Factory, build
 from fedloom.models.inputs import looks_up
@@ -352,6 +354,25 @@ class Result:
         if file is not None:
             save(figure, Path(file))
         return figure
+
+    def report(self, file: str | Path | None = None) -> Path:
+        """Write report.html into the run's directory, or `file`."""
+        from fedloom.experiment.reporting import run_page
+        from fedloom.report.html import render
+
+        report = self.path / REPORT if file is None else Path(file)
+        report.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(report) as part:
+            part.write_text(render(run_page(self)), encoding="utf-8")
+        return report
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from fedloom.experiment.reporting import run_page
+        from fedloom.report.html import table
+
+        page = run_page(self)
+        return f"<p>{page.headline}</p>" + (table(page.table) if page.table else "")
 
     def plot(self, file: str | Path | None = None) -> Figure:
         """Accuracy over rounds and the spread over clients; saved if `file` is given."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import shlex
 import subprocess
 import sys
 import time
@@ -135,6 +136,15 @@ class Study(ABC):
         """Further files of the report: name → text."""
         return {}
 
+    def about(self, ask: Ask) -> str:
+        return f"{ask.data}, preset {ask.preset}, scale {ask.scale}"
+
+    def command(self, ask: Ask) -> str:
+        """What runs it again."""
+        words = [f"fedloom study {self.name}", f"--data {ask.data}", f"--preset {ask.preset}",
+                 f"--scale {ask.scale}", f"--seeds {ask.seeds}"]  # fmt: skip
+        return " ".join([*words, *(f"--only {shlex.quote(pattern)}" for pattern in ask.only)])
+
     def check(self, ask: Ask) -> None:
         for kind, given, valid in (
             ("data set of this study", ask.data, self.data),
@@ -224,7 +234,9 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
 
 
 def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Table]:
-    """Write tables.md and the figures; returns the tables."""
+    """Write tables.md, the figures and report.html; returns the tables."""
+    from fedloom.experiment.reporting import study_page
+    from fedloom.report.html import render
     from fedloom.report.plots import save
 
     tables = study.tables(ask, results)
@@ -237,15 +249,21 @@ def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Ta
     parts = {run.scored_on for runs in results.values() for run in runs} - {None}
     scored = [f"Clients are scored on {part}." for part in sorted(map(str, parts))]
     text = "\n\n".join([f"# {study.title}", *scored, *(t.markdown() for t in tables)])
+    shown = {}
     for picture in study.pictures(ask, results):
         if isinstance(picture, Picture) and not picture.curves:
             continue  # none of its cells ran
         file = out / f"{picture.name}.png"
-        save(picture.figure(), file)
+        figure = picture.figure()
+        for ending in (".png", ".svg"):
+            save(figure, file.with_suffix(ending))
+        shown[picture.title] = file
         text += f"\n\n![{picture.title}]({file.name})"
     (out / "tables.md").write_text(text + "\n", encoding="utf-8")
     for name, content in study.files(ask, results).items():
         (out / name).write_text(content, encoding="utf-8")
+    page = render(study_page(study, ask, tables, shown, results))
+    (out / "report.html").write_text(page, encoding="utf-8")
     return tables
 
 

@@ -7,6 +7,7 @@ comparison are chosen on validation data.
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.api import planned, slug
 from fedloom.experiment.concern import idle
-from fedloom.experiment.config import merge, parse_settings
+from fedloom.experiment.config import as_words, merge, parse_settings
 from fedloom.experiment.entry import Entry, named
 from fedloom.experiment.settings import Config
 from fedloom.experiment.study import Ask, Cell, Drawn, Figures, Results, Study, Table, spread
@@ -81,7 +82,7 @@ class Sweep(Study):
         self, methods: Sequence[str], axes: Sequence[Axis], settings: Mapping[str, Any]
     ) -> None:
         self.entries = [Entry.of(method) for method in methods]
-        self.axes = axes
+        self.axes, self._settings = axes, settings
         keys = [axis.key for axis in axes]
         for key in keys:
             if keys.count(key) > 1:
@@ -91,6 +92,15 @@ class Sweep(Study):
         if np.prod([len(axis.values) for axis in axes]) * len(methods) > _MOST_CELLS:
             raise FedloomError(f"That is more than {_MOST_CELLS:,} runs a seed.")
         self.points = self._points(settings)
+
+    def about(self, ask: Ask) -> str:
+        return ", ".join(f"{axis.key} = {', '.join(axis.values)}" for axis in self.axes)
+
+    def command(self, ask: Ask) -> str:
+        words = ["fedloom compare", *(shlex.quote(entry.label) for entry in self.entries)]
+        swept = (f"{axis.key}={';'.join(axis.values)}" for axis in self.axes)
+        words += [f"--sweep {shlex.quote(text)}" for text in swept] + [f"--seeds {ask.seeds}"]
+        return " ".join([*words, *(f"--set {shlex.quote(w)}" for w in as_words(self._settings))])
 
     def check(self, ask: Ask) -> None:
         if ask.seeds < 1:

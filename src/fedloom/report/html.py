@@ -1,63 +1,358 @@
-"""A report as one self-contained HTML page: table, picture, and the settings that made it."""
+"""A report as one self-contained HTML page: it opens without a network, on a screen or a phone, in
+light or dark, and prints.
+
+`Page` is what is shown; who fills it knows runs, this module knows HTML. Curves are drawn by uPlot,
+which is shipped in `assets/`, everything else is plain HTML and SVG.
+"""
 
 from __future__ import annotations
 
 import base64
+import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
+from importlib import resources
 from pathlib import Path
-from typing import Any
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
-       color: #222; }
-table { border-collapse: collapse; margin: 1rem 0; }
-th, td { padding: .35rem .8rem; border-bottom: 1px solid #ddd; text-align: right;
-         white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; font-weight: 600; }
-img { max-width: 100%; }
-details td { text-align: left; font-family: ui-monospace, monospace; font-size: 13px; }
-"""
+from fedloom.report.plots import look
+
+_BORDER = {"-": "solid", "--": "dashed", "-.": "dashed", ":": "dotted"}
+_DASH = {"-": "solid", "--": "dashed", "-.": "dashdot", ":": "dotted"}
 
 
-def comparison_page(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    config: Mapping[str, Any],
-    picture: Path,
-    remarks: str,
-    by_method: Mapping[str, Mapping[str, Sequence[str]]],
-) -> str:
-    """The page of a comparison; `config` is the first method's, `by_method` are remarks on methods
-    under headings."""
-    image = base64.b64encode(picture.read_bytes()).decode()
-    shared = {k: v for k, v in config.items() if k not in ("method", "params", "seed")}
-    about = (
-        f"{config['data']}, {config['clients']} clients, partition {config['partition']}, "
-        f"{config['rounds']} rounds"
-    )
-    settings = table(("setting", "value"), [(k, str(v)) for k, v in shared.items()])
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: `best` of its column, or as good as that (`tie`)."""
+
+    text: str
+    best: bool = False
+    tie: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table; cells are plain text or a `Cell`. `marked`: its rows are methods, in the colours of
+    the curves."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method's curve: places by the name of the x axis, and the mean and range over seeds."""
+
+    x: Mapping[str, Sequence[float]]
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    unit: str
+    lines: Mapping[str, Line]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A client: its accuracy, before it adapted too where it does, and what hovering says."""
+
+    value: float
+    before: float | None
+    says: str
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A method by what it cost and what it reached."""
+
+    cost: float
+    value: float
+    says: str
+
+
+@dataclass
+class Page:
+    """All that a report shows; what is empty is left out."""
+
+    title: str
+    headline: str
+    about: str
+    methods: Sequence[str] = ()
+    table: Grid | None = None
+    remarks: Sequence[str] = ()
+    by_method: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    axes: Mapping[str, str] = field(default_factory=dict)
+    panels: Sequence[Panel] = ()
+    band: str = ""
+    dots: Mapping[str, Sequence[Dot]] = field(default_factory=dict)
+    dots_note: str = ""
+    costs: Mapping[str, Spot] = field(default_factory=dict)
+    cost_unit: str = ""
+    tables: Mapping[str, Grid] = field(default_factory=dict)
+    pictures: Mapping[str, Path] = field(default_factory=dict)
+    commands: Sequence[str] = ()
+    made: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def render(page: Page) -> str:
+    """The whole file."""
+    parts = [
+        f"<h1>{escape(page.title)}</h1><p class='small'>{escape(page.about)}</p>",
+        f"<p class='headline'>{escape(page.headline)}</p>",
+        _main_table(page),
+        _curves(page),
+        _clients(page),
+        _costs(page),
+        *(f"<h2>{escape(name)}</h2>{table(grid)}" for name, grid in page.tables.items()),
+        *(f"<h2>{escape(name)}</h2>{_picture(name, file)}" for name, file in page.pictures.items()),
+        _again(page),
+    ]
+    data = {
+        "axes": dict(page.axes),
+        "panels": [
+            {
+                "title": p.title,
+                "unit": p.unit,
+                "lines": [_line(page, name, line) for name, line in p.lines.items()],
+            }
+            for p in page.panels
+        ],
+    }
+    embedded = json.dumps(_finite(data)).replace("<", "\\u003c")
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>fedloom comparison</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>
-<body><h1>Comparison</h1><p>{escape(about)}.
-{escape(remarks)}</p>
-{table(heads, rows)}
-{"".join(_list(heading, found) for heading, found in by_method.items())}
-<img alt="Accuracy over rounds" src="data:image/png;base64,{image}">
-<details><summary>Settings of {escape(str(rows[0][0]))}</summary>{settings}</details></body></html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(page.title)}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>{_asset("uPlot.min.css")}{_asset("report.css")}</style></head>
+<body>{"".join(parts)}
+<script type="application/json" id="data">{embedded}</script>
+<script>{_asset("uPlot.iife.min.js")}</script>
+<script>{_asset("report.js")}</script></body></html>
 """
 
 
-def _list(heading: str, found: Mapping[str, Sequence[str]]) -> str:
-    items = "".join(
-        f"<li><b>{escape(method)}</b>: {escape('; '.join(words))}</li>"
-        for method, words in found.items()
+def table(grid: Grid) -> str:
+    head = "".join(f"<th>{escape(h)}</th>" for h in grid.heads)
+    body = "".join(
+        f"<tr>{''.join(_cell(cell, k, grid, i) for i, cell in enumerate(row))}</tr>"
+        for k, row in enumerate(grid.rows)
     )
-    return f"<p>{escape(heading)}:</p><ul>{items}</ul>"
+    inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f"<div class='wide'><table>{inside}</table></div>"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(h)}</th>" for h in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _cell(cell: str | Cell, row: int, grid: Grid, column: int) -> str:
+    cell = Cell(cell) if isinstance(cell, str) else cell
+    mark = _swatch(row) if grid.marked and column == 0 else ""
+    kind = " class='best'" if cell.best else ""
+    tie = " <span class='tie' title='not told apart from the best'>≈</span>" if cell.tie else ""
+    return f"<td{kind}>{mark}{escape(cell.text)}{tie}</td>"
+
+
+def _swatch(i: int) -> str:
+    border = _BORDER[look(i)["linestyle"]]
+    return (
+        f"<span class='swatch' style='border-top-style:{border};border-top-color:{_ink(i)}'></span>"
+    )
+
+
+def _ink(i: int) -> str:
+    """The i-th colour; black is the page's own ink, which is light on a dark page."""
+    colour = str(look(i)["color"])
+    return "var(--ink)" if colour == "#000000" else colour
+
+
+def _main_table(page: Page) -> str:
+    if page.table is None:
+        return ""
+    notes = "".join(
+        f"<p class='small'>{escape(heading)}:</p><ul class='small'>"
+        + "".join(
+            f"<li><b>{escape(method)}</b>: {escape('; '.join(words))}</li>"
+            for method, words in found.items()
+        )
+        + "</ul>"
+        for heading, found in page.by_method.items()
+    )
+    return f"{table(page.table)}<p class='small'>{escape(' '.join(page.remarks))}</p>{notes}"
+
+
+def _line(page: Page, name: str, line: Line) -> dict[str, object]:
+    style = look(list(page.methods).index(name))
+    return {
+        "name": name,
+        "colour": style["color"],
+        "dash": _DASH[style["linestyle"]],
+        "style": _BORDER[style["linestyle"]],
+        "x": {key: list(values) for key, values in line.x.items()},
+        "mean": list(line.mean),
+        "low": list(line.low),
+        "high": list(line.high),
+    }
+
+
+def _curves(page: Page) -> str:
+    if not page.panels:
+        return ""
+    boxes = "".join(
+        f"<label><input type='checkbox' checked data-method='{escape(name, quote=True)}'>"
+        f"{_swatch(i)}{escape(name)}</label>"
+        for i, name in enumerate(page.methods)
+    )
+    options = "".join(
+        f"<option value='{escape(k, quote=True)}'>{escape(v)}</option>"
+        for k, v in page.axes.items()
+    )
+    panels = "".join(
+        f"<div class='chart'><h3>{escape(panel.title)}</h3><div id='panel-{i}'></div></div>"
+        for i, panel in enumerate(page.panels)
+    )
+    return (
+        f"<h2>Over time</h2><div class='bar'>{boxes}<label>against&nbsp;"
+        f"<select id='x-axis'>{options}</select></label><button id='csv'>CSV</button></div>"
+        f"<div class='charts'>{panels}</div><p class='small'>{escape(page.band)} Drag to zoom, "
+        "double-click to go back.</p>"
+    )
+
+
+def _clients(page: Page) -> str:
+    if not page.dots:
+        return ""
+    methods = list(page.methods)
+    parts = [
+        f"<div><h3>{escape(name)}</h3>{_dot_plot(dots, _ink(methods.index(name)))}</div>"
+        for name, dots in page.dots.items()
+    ]
+    return (
+        f"<h2>Every client</h2><p class='small'>{escape(page.dots_note)}</p>"
+        f"<div class='dots'>{''.join(parts)}</div>"
+    )
+
+
+def _dot_plot(dots: Sequence[Dot], colour: str) -> str:
+    """Clients side by side, worst first; hollow dots are before adapting."""
+    width, height, left, foot = 320, 190, 30, 18
+    ordered = sorted(dots, key=lambda d: d.value)
+    step = (width - left - 10) / max(len(ordered), 1)
+
+    def y(value: float) -> float:
+        return 8 + (1 - value) * (height - foot - 12)
+
+    out = []
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        out.append(
+            f"<line class='grid' x1='{left}' x2='{width}' y1='{y(share):.1f}' y2='{y(share):.1f}'/>"
+            f"<text x='{left - 4}' y='{y(share) + 4:.1f}' text-anchor='end'>"
+            f"{100 * share:.0f}</text>"
+        )
+    size = max(1.5, min(4.0, step / 2.2))
+    for i, dot in enumerate(ordered):
+        x = left + 5 + (i + 0.5) * step
+        if dot.before is not None:
+            out.append(
+                f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{y(dot.before):.1f}' y2='{y(dot.value):.1f}' "
+                f"stroke='{colour}' stroke-opacity='.35'/><circle cx='{x:.1f}' "
+                f"cy='{y(dot.before):.1f}' r='{size:.1f}' fill='none' stroke='{colour}'/>"
+            )
+        out.append(
+            f"<circle cx='{x:.1f}' cy='{y(dot.value):.1f}' r='{size:.1f}' fill='{colour}'>"
+            f"<title>{escape(dot.says)}</title></circle>"
+        )
+    out.append(
+        f"<text x='{(left + width) / 2:.0f}' y='{height - 2}' text-anchor='middle'>"
+        f"{len(ordered)} clients, worst first</text>"
+    )
+    return f"<svg viewBox='0 0 {width} {height}' role='img'>{''.join(out)}</svg>"
+
+
+def _costs(page: Page) -> str:
+    """What methods reached against what they cost, on a logarithmic axis."""
+    spots = {n: s for n, s in page.costs.items() if s.cost > 0 and math.isfinite(s.value)}
+    if len(spots) < 2:
+        return ""
+    width, height, left, foot = 720, 300, 44, 40
+    lows, highs = min(s.cost for s in spots.values()), max(s.cost for s in spots.values())
+    first, last = math.floor(math.log10(lows)), math.ceil(math.log10(highs * 1.0001))
+    values = [s.value for s in spots.values()]
+    bottom = max(0.0, math.floor(min(values) * 10 - 0.5) / 10)
+    top = min(1.0, math.ceil(max(values) * 10 + 0.5) / 10)
+
+    def x(cost: float) -> float:
+        return left + (math.log10(cost) - first) / max(last - first, 1) * (width - left - 140)
+
+    def y(value: float) -> float:
+        return 10 + (top - value) / max(top - bottom, 0.1) * (height - foot - 16)
+
+    out = []
+    for k in range(first, last + 1):
+        out.append(
+            f"<line class='grid' x1='{x(10**k):.1f}' x2='{x(10**k):.1f}' y1='10' "
+            f"y2='{height - foot}'/><text x='{x(10**k):.1f}' y='{height - foot + 14}' "
+            f"text-anchor='middle'>{10**k:g}</text>"
+        )
+    for k in range(round(bottom * 10), round(top * 10) + 1):
+        out.append(
+            f"<line class='grid' x1='{left}' x2='{width - 130}' y1='{y(k / 10):.1f}' "
+            f"y2='{y(k / 10):.1f}'/><text x='{left - 5}' y='{y(k / 10) + 4:.1f}' "
+            f"text-anchor='end'>{10 * k}</text>"
+        )
+    written: list[tuple[float, float]] = []  # where names are: they do not cover each other
+    for name, spot in sorted(spots.items(), key=lambda item: -item[1].value):
+        at, line = x(spot.cost), y(spot.value) + 4
+        while any(abs(at - a) < 130 and abs(line - b) < 12 for a, b in written):
+            line += 12
+        written.append((at, line))
+        colour = _ink(list(page.methods).index(name))
+        shown = name if len(name) <= 22 else f"{name[:21]}…"
+        out.append(
+            f"<circle cx='{at:.1f}' cy='{y(spot.value):.1f}' r='5' fill='{colour}'>"
+            f"<title>{escape(spot.says)}</title></circle>"
+            f"<text x='{at + 8:.1f}' y='{line:.1f}'>{escape(shown)}</text>"
+        )
+    out.append(
+        f"<text x='{(left + width - 130) / 2:.0f}' y='{height - 6}' text-anchor='middle'>"
+        f"{escape(page.cost_unit)}</text>"
+    )
+    return (
+        "<h2>Accuracy against cost</h2><svg class='cost' role='img' "
+        f"viewBox='0 0 {width} {height}'>{''.join(out)}</svg>"
+    )
+
+
+def _picture(name: str, file: Path) -> str:
+    image = base64.b64encode(file.read_bytes()).decode()
+    kind = {"svg": "svg+xml"}.get(file.suffix[1:], file.suffix[1:])
+    return f"<img alt='{escape(name, quote=True)}' src='data:image/{kind};base64,{image}'>"
+
+
+def _again(page: Page) -> str:
+    made = "".join(
+        f"<tr><td>{escape(k)}</td><td style='text-align:left'>{escape(v)}</td></tr>"
+        for k, v in page.made.items()
+    )
+    commands = "".join(f"<pre>{escape(line)}</pre>" for line in page.commands)
+    settings = table(Grid(("setting", "value"), [(k, v) for k, v in page.settings.items()]))
+    return (
+        f"<h2>How to run it again</h2>{commands}<div class='wide'><table><tbody>{made}</tbody>"
+        f"</table></div><details><summary>All settings</summary>{settings}</details>"
+    )
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list) else value
+
+
+def _asset(name: str) -> str:
+    text = resources.files("fedloom.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return text.replace("</script", "<\\/script")

@@ -1,0 +1,290 @@
+"""From runs, comparisons and studies to the pages that show them."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+import fedloom
+from fedloom.experiment.config import as_words
+from fedloom.experiment.result import Result
+from fedloom.report.html import Cell, Dot, Grid, Line, Page, Panel, Spot
+
+if TYPE_CHECKING:
+    from fedloom.experiment.compare import Comparison
+    from fedloom.experiment.study import Ask, Study, Table
+
+_SURE = 0.05  # p-value below which a lead is called one
+_AXES = {"round": "round", "MB": "MB sent and received", "s": "seconds of computing"}
+#: column → title, unit, factor
+_PANELS = {
+    "test_accuracy": ("Common test set", "accuracy (%)", 100.0),
+    "macro": ("Clients' own test data", "accuracy (%)", 100.0),
+    "worst10": ("Worst 10 % of clients", "accuracy (%)", 100.0),
+    "new_macro": ("Newcomers", "accuracy (%)", 100.0),
+    "test_loss": ("Loss on the common test set", "loss", 1.0),
+    "train_loss": ("Training loss", "loss", 1.0),
+}
+
+
+def run_page(run: Result) -> Page:
+    """One run."""
+    name, done = str(run.config["method"]), run.summary
+    score = _first(done, "macro", "test_accuracy")
+    reached = f" reaches {100 * done[score]:.2f} % {_called(score)}" if score else " ran"
+    unfinished = "" if done["rounds"] == done["rounds_asked"] else " so far"
+    results = {name: [run]}
+    keys = [k for k in ("test_accuracy", "macro", "worst10", "best10", "new_macro") if k in done]
+    table = Grid(
+        ("score", "%"), [(_SCORE_NAMES[k], f"{100 * done[k]:.2f}") for k in keys]
+    )  # fmt: skip
+    page = _page(
+        f"{name} on {run.config['data']}",
+        f"After {done['rounds']} rounds{unfinished}, {name}{reached}, with "
+        f"{done.get('bytes', 0) / 1e6:,.1f} MB of traffic.",
+        results,
+    )
+    page.table = table if keys else None
+    page.commands = [f"fedloom run --config {shlex.quote(str(run.path / 'config.yaml'))}"]
+    return page
+
+
+def comparison_page(comparison: Comparison) -> Page:
+    """Several methods side by side."""
+    config = next(iter(comparison.results.values()))[0].config
+    page = _page(
+        f"{len(comparison.results)} methods on {config['data']}",
+        headline(comparison),
+        comparison.results,
+    )
+    page.table = _compared(comparison)
+    page.remarks = comparison.remarks()
+    page.by_method = comparison.remarks_by_method()
+    if comparison.diverged:
+        lost = [(method, why) for method, why in comparison.diverged.items()]
+        page.tables = {"Not in the table": Grid(("method", "why"), lost), **page.tables}
+    page.commands = [_command(comparison)]
+    return page
+
+
+def study_page(
+    study: Study, ask: Ask, tables: Sequence[Table], pictures: Mapping[str, Path], results: Any
+) -> Page:
+    """A study: its own tables and figures."""
+    grids = {table.title: Grid(table.heads, [list(row) for row in table.rows]) for table in tables}
+    runs = [run for found in results.values() for run in found]
+    return Page(
+        title=study.title,
+        headline=f"{len(runs)} runs; numbers are {ask.over}.",
+        about=study.about(ask),
+        tables=grids,
+        pictures=pictures,
+        commands=[study.command(ask)],
+        made=_made(runs),
+    )
+
+
+def headline(comparison: Comparison) -> str:
+    """Who leads, by how much, how sure."""
+    table = comparison.table
+    score = next(
+        (s for s in ("macro", "test_accuracy") if s in table and table[s].notna().any()), ""
+    )
+    if not score:
+        return "None of these runs has been scored."
+    order = table[score].sort_values(ascending=False, kind="stable").index.tolist()
+    best = f"{order[0]} reaches {100 * table[score][order[0]]:.2f} % {_called(score)}"
+    if len(order) == 1:
+        return f"{best}."
+    lead = 100 * (table[score][order[0]] - table[score][order[1]])
+    seeds = len(comparison.results[order[0]])
+    p = comparison.chance(order[0], order[1], score)
+    if not np.isfinite(p):
+        sure = "one seed: more seeds would tell how sure that is"
+    elif p < _SURE:
+        sure = f"a clear lead over {seeds} seeds, p = {p:.2g}"
+    else:
+        sure = f"not a clear lead over {seeds} seeds, p = {p:.2g}"
+    return f"{best}, {lead:.2f} points ahead of {order[1]} ({sure})."
+
+
+_SCORE_NAMES = {
+    "test_accuracy": "common test set", "macro": "clients, mean", "worst10": "clients, worst 10 %",
+    "best10": "clients, best 10 %", "new_macro": "newcomers, mean",
+}  # fmt: skip
+
+
+def _called(score: str) -> str:
+    return "on the clients' own test data" if score == "macro" else "on the common test set"
+
+
+def _first(found: Mapping[str, Any], *names: str) -> str:
+    return next((name for name in names if name in found), "")
+
+
+def _page(title: str, says: str, results: Mapping[str, Sequence[Result]]) -> Page:
+    """What pages of runs have in common."""
+    config = next(iter(results.values()))[0].config
+    runs = [run for found in results.values() for run in found]
+    seeds = len(next(iter(results.values())))
+    page = Page(
+        title=title,
+        headline=says,
+        about=f"{config['data']}, {config['clients']} clients, partition {config['partition']}, "
+        f"{config['rounds']} rounds, {seeds} seed{'s' if seeds > 1 else ''}",
+        methods=list(results),
+        axes=_AXES,
+        panels=_panels(results),
+        band="Lines are means, bands the range over seeds." if seeds > 1 else "",
+        tables={**_capacities(results), **_left_out(results), **_manifests(results)},
+        made=_made(runs),
+        settings={k: str(v) for k, v in config.items() if k not in ("method", "params", "seed")},
+    )
+    page.dots = {name: dots for name, found in results.items() if (dots := _dots(found[0]))}
+    page.dots_note = (
+        f"One dot is one client of seed {config['seed']}, with its accuracy (%) on its own test "
+        "data; hollow dots are before adapting. Point at one to see who it is."
+    )
+    page.costs = {name: spot for name, found in results.items() if (spot := _spot(name, found))}
+    page.cost_unit = "MB sent and received, all rounds"
+    return page
+
+
+def _panels(results: Mapping[str, Sequence[Result]]) -> list[Panel]:
+    out = []
+    for column, (title, unit, factor) in _PANELS.items():
+        lines = {}
+        for name, runs in results.items():
+            frames = [_scored(run, column) for run in runs]
+            if any(frame.empty for frame in frames):
+                continue
+            common = sorted(set.intersection(*(set(f["round"]) for f in frames)))
+            at = [f.set_index("round").loc[common] for f in frames]
+            values = factor * np.stack([f[column].to_numpy(float) for f in at])
+            lines[name] = Line(
+                {"round": [float(t) for t in common],
+                 **{key: np.mean([f[key] for f in at], axis=0).tolist() for key in ("MB", "s")}},
+                values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist(),
+            )  # fmt: skip
+        if lines:
+            out.append(Panel(title, unit, lines))
+    return out
+
+
+def _scored(run: Result, column: str) -> pd.DataFrame:
+    """Rounds in which there is this score, with what was spent until then."""
+    rounds = run.rounds
+    if column not in rounds:
+        return rounds.iloc[:0]
+    spent = rounds.assign(
+        MB=(rounds["bytes_up"] + rounds["bytes_down"]).cumsum() / 1e6, s=rounds["seconds"].cumsum()
+    )
+    return spent[spent[column].notna()]
+
+
+def _dots(run: Result) -> list[Dot]:
+    table = run.clients
+    if not len(table):
+        return []
+    last = table[(table["round"] == table["round"].max()) & (table["population"] == "local")]
+    out = []
+    for row in last[last["samples"] > 0].to_dict("records"):
+        before = row.get("accuracy_before")
+        before = None if before is None or np.isnan(before) else float(before)
+        says = f"client {row['client']}: {100 * row['accuracy']:.1f} %"
+        says += "" if before is None else f" (before adapting {100 * before:.1f} %)"
+        says += f", {row['train_samples']} samples, mostly class {row['main_class']}"
+        out.append(Dot(float(row["accuracy"]), before, says))
+    return out
+
+
+def _spot(name: str, runs: Sequence[Result]) -> Spot | None:
+    score = _first(runs[0].summary, "macro", "test_accuracy")
+    if not score or "bytes" not in runs[0].summary:
+        return None
+    cost = float(np.mean([run.summary["bytes"] for run in runs])) / 1e6
+    value = float(np.mean([run.summary[score] for run in runs]))
+    return Spot(cost, value, f"{name}: {100 * value:.2f} % for {cost:,.1f} MB")
+
+
+def _capacities(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
+    rows = []
+    for name, runs in results.items():
+        for capacity, row in runs[0].devices.iterrows():
+            rows.append([name, f"{capacity:g}", f"{row['parameters']:,.0f}",
+                         f"{row['macs'] / 1e6:,.1f}", f"{100 * row['macro']:.2f}"])  # fmt: skip
+    heads = ("method", "capacity", "parameters", "MMAC a round", "client accuracy (%)")
+    return {"Weak and strong devices": Grid(heads, rows)} if rows else {}
+
+
+def _left_out(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
+    rows = [
+        [name, str(run.config["seed"]), str(count)]
+        for name, runs in results.items()
+        for run in runs
+        if (count := run.summary.get("skipped", 0))
+    ]
+    return {"Messages left out": Grid(("method", "seed", "messages"), rows)} if rows else {}
+
+
+def _manifests(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
+    rows = []
+    for name, runs in results.items():
+        file = runs[0].store.manifest_file
+        found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for entry in found.get("leaves a client, each round") or ():
+            size = f"{entry['bytes']:,}" if "bytes" in entry else ""
+            rows.append([name, f"{entry['name']}: {entry['what']}", size])
+    heads = ("method", "what leaves a client", "bytes")
+    return {"What leaves a client in a round": Grid(heads, rows)} if rows else {}
+
+
+def _compared(comparison: Comparison) -> Grid:
+    """The table, the best of each score bold, those not told apart from it marked."""
+    heads, rows = comparison.cells()
+    best = {name: comparison.best(name) for name in comparison.columns}
+    out = []
+    for method, row in zip(comparison.table.index, rows, strict=True):
+        cells: list[str | Cell] = [row[0]]
+        for name, text in zip(comparison.columns, row[1:], strict=False):
+            first, ties = best[name]
+            several = len(comparison.results) > 1
+            cells.append(Cell(text, several and method == first, several and method in ties))
+        out.append([*cells, *row[1 + len(comparison.columns) :]])
+    return Grid(heads, out, marked=True)
+
+
+def _command(comparison: Comparison) -> str:
+    record = comparison.record
+    if not record.own:
+        paths = (str(run.path) for runs in comparison.results.values() for run in runs)
+        return " ".join(["fedloom show", *map(shlex.quote, paths)])
+    words = ["fedloom compare", *map(shlex.quote, record.own), f"--seeds {record.seeds}"]
+    words += [f"--seed {record.seed}"] if record.seed else []
+    return " ".join([*words, *(f"--set {shlex.quote(w)}" for w in as_words(record.asked))])
+
+
+def _made(runs: Sequence[Result]) -> dict[str, str]:
+    import torch
+
+    times = [
+        run.store.rounds_file.stat().st_mtime for run in runs if run.store.rounds_file.exists()
+    ]
+    day = partial(datetime.strftime, format="%Y-%m-%d %H:%M")
+    folders = sorted({str(run.path) for run in runs})
+    shown = folders if len(folders) <= 12 else [*folders[:12], f"and {len(folders) - 12} more"]
+    return {
+        "runs ended": day(datetime.fromtimestamp(max(times))) if times else "–",
+        "fedloom": fedloom.__version__,
+        "python, torch (of this report)": f"{platform.python_version()}, {torch.__version__}",
+        "run folders": ", ".join(shown),
+    }

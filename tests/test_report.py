@@ -1,0 +1,146 @@
+"""Reports show what the runs' tables hold, in one file that needs nothing else."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedloom
+from fedloom.cli import main
+from fedloom.experiment.compare import Comparison
+from fedloom.experiment.reporting import comparison_page, headline
+from fedloom.report.html import Dot, Grid, Line, Page, Panel, render, table
+
+SMALL = {"clients": 5, "rounds": 2, "eval_every": 1, "test_share": 0.4, "engine": "serial",
+         "model_options": {"hidden": [8]}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("report"))
+        methods = ["fedavg", "fedavg-meta", "heterofl@capacities=1:0.5,0.5:0.5"]
+        made = fedloom.compare(methods, seeds=2, out="c", participation=1.0, **SMALL)
+        yield made, made.report()
+
+
+@pytest.fixture
+def call(in_tmp, monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out + printed.err
+
+    return run
+
+
+def data_of(file):
+    text = Path(file).read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_a_report_needs_nothing_but_itself(compared):
+    text = compared[1].read_text(encoding="utf-8")
+    assert not re.search(r"(src|href)\s*=\s*['\"]?(https?:)?//", text)
+    assert "@import" not in text
+    assert not re.search(r"url\((?!['\"]?data:)", text)
+
+
+def test_curves_are_means_and_ranges_over_seeds(compared):
+    comparison, file = compared
+    panel = next(p for p in data_of(file)["panels"] if p["title"] == "Clients' own test data")
+    for line in panel["lines"]:
+        runs = comparison.results[line["name"]]
+        values = 100 * np.stack([run.evaluations["macro"].to_numpy() for run in runs])
+        assert line["x"]["round"] == [1, 2]
+        assert line["mean"] == pytest.approx(values.mean(0).tolist())
+        assert line["low"] == pytest.approx(values.min(0).tolist())
+        traffic = [(r.rounds["bytes_up"] + r.rounds["bytes_down"]).cumsum() / 1e6 for r in runs]
+        assert line["x"]["MB"] == pytest.approx(np.mean(traffic, axis=0).tolist())
+
+
+def test_every_client_is_a_dot_and_says_who_it_is(compared):
+    page = comparison_page(compared[0])
+    adapted = compared[0].results["fedavg-meta"][0].clients
+    last = adapted[(adapted["round"] == 2) & (adapted["samples"] > 0)]
+    dots = page.dots["fedavg-meta"]
+    assert sorted(d.value for d in dots) == sorted(last["accuracy"])
+    assert sorted(d.before for d in dots) == sorted(last["accuracy_before"])
+    assert dots[0].says.startswith("client 0: ")
+    assert all(d.before is None for d in page.dots["fedavg"])
+
+
+def test_a_report_tells_devices_manifest_and_how_to_run_it_again(compared):
+    page = comparison_page(compared[0])
+    assert [row[1] for row in page.tables["Weak and strong devices"].rows] == ["1", "0.5"]
+    leaves = page.tables["What leaves a client in a round"].rows
+    assert any(row[0] == "fedavg" and "the whole model" in row[1] for row in leaves)
+    (command,) = page.commands
+    assert command.startswith("fedloom compare fedavg fedavg-meta heterofl@capacities=")
+    assert "--seeds 2" in command
+    assert "--set 'model_options.hidden=[8]'" in command
+
+
+class Ran:
+    scored_on = None
+
+    def __init__(self, **summary):
+        self.summary = summary
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "says"),
+    [([0.5, 0.7, 0.9], [0.4, 0.6, 0.8], "10.00 points ahead of b (a clear lead over 3 seeds"),
+     ([0.5, 0.7, 0.9], [0.4, 0.9, 0.7], "3.33 points ahead of b (not a clear lead over 3 seeds"),
+     ([0.5], [0.4], "10.00 points ahead of b (one seed")],
+)  # fmt: skip
+def test_the_headline_says_who_leads_and_how_sure(one, other, says):
+    runs = {"a": [Ran(seed=i, macro=v) for i, v in enumerate(one)],
+            "b": [Ran(seed=i, macro=v) for i, v in enumerate(other)]}  # fmt: skip
+    comparison = Comparison(runs, None)
+    assert says in headline(comparison)
+    best, ties = comparison.best("macro")
+    assert best == "a"
+    assert ties == (["b"] if "not a clear" in says else [])
+
+
+def test_text_of_users_can_do_no_harm():
+    evil = "</script><script>alert(1)</script>"
+    line = Line({"round": [1.0]}, [float("nan")], [0.0], [1.0])
+    page = Page(evil, evil, evil, [evil], Grid([evil], [[evil]], marked=True), axes={"round": "r"},
+                panels=[Panel(evil, evil, {evil: line})], dots={evil: [Dot(0.5, None, evil)]},
+                commands=[evil], made={evil: evil}, settings={evil: evil})  # fmt: skip
+    text = render(page)
+    assert "<script>alert" not in text
+    assert "NaN" not in re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1]
+    assert "&lt;script&gt;" in table(Grid(["a"], [[evil]]))
+
+
+def test_the_command_line_writes_reports(call, in_tmp):
+    small = ("--clients", 4, "--rounds", 1, "--set", "model_options.hidden=[4]")
+    for seed in (0, 1):
+        code, said = call("run", "fedavg", *small, "--seed", seed, "--out", f"r{seed}")
+        assert code == 0
+        assert f"Report: r{seed}/report.html" in said
+    assert data_of("r0/report.html")["panels"]
+    assert call("report", "r0", "--out", "mine.html")[0] == 0
+    assert Path("mine.html").exists()
+    assert call("report", "r0", "r1", "--out", "both.html")[0] == 0
+    assert "2 seeds" in Path("both.html").read_text(encoding="utf-8")
+    for words, said in ((("r0", "r1"), "--out FILE.html"), (("r0", "--out", "x.pdf"), ".html")):
+        code, told = call("report", *words)
+        assert code
+        assert said in told
+    assert "fedavg" in fedloom.load("r0")._repr_html_()
+
+
+def test_a_run_that_is_replaced_takes_its_report_with_it(call, in_tmp):
+    small = ("--clients", 4, "--rounds", 1, "--set", "model_options.hidden=[4]", "--out", "r")
+    assert call("run", "fedavg", *small)[0] == 0
+    fedloom.run("local", clients=4, rounds=1, out="r", overwrite=True)
+    assert not Path("r/report.html").exists()
