@@ -431,5 +431,5 @@ def test_the_command_line_shows_comparisons_and_runs_together(in_tmp, monkeypatc
         monkeypatch.setattr(sys, "argv", ["fedloom", *line])
         with contextlib.suppress(SystemExit):
             main()
-        assert "client accuracy vs fedavg" in " ".join(capsys.readouterr().out.split())
+        assert "methods are paired by seed" in " ".join(capsys.readouterr().out.split())
     assert (in_tmp / "both.png").exists()
