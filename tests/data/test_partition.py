@@ -427,7 +427,7 @@ def test_too_few_and_too_many_clients_are_refused(clients: int) -> None:
 def test_every_recipe_is_listed_with_its_grammar() -> None:
     listed = partitioners()
     assert [name for name, _, _ in listed] == [
-        "iid", "dirichlet", "classes", "shards", "quantity", "skew", "file",
+        "iid", "dirichlet", "classes", "ring", "shards", "quantity", "skew", "file",
     ]  # fmt: skip
     assert all(grammar.startswith(name) and about for name, grammar, about in listed)
 

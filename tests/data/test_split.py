@@ -220,7 +220,7 @@ def test_newcomers_that_cannot_be_are_refused() -> None:
     with pytest.raises(FedloomError, match="Set test_share above 0"):
         federate(plain(100), "iid", 5, 0, test_share=0, newcomers=3)
     with pytest.raises(FedloomError, match=r"newcomers cannot be dealt their data\. .*must hold"):
-        federate(plain(100), "iid", 5, 0, newcomers=50)
+        federate(plain(100), "iid", 5, 0, newcomers=20)
     with pytest.raises(FedloomError, match="newcomers must be at least 0"):
         federate(plain(100), "iid", 5, 0, newcomers=-1)
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fedloom.experiment.result import Result
 
 #: settings that say which data there is, and who holds what of it
-_DATA = ("data", "data_options", "pool")
+_DATA = ("data", "data_options", "pool", "normalise")
 _CLIENTS = ("clients", "partition", "test_share", "support_share", "validation_share", "newcomers",
-            "newcomer_classes")  # fmt: skip
+            "newcomer_classes", "newcomer_partition", "test_cut")  # fmt: skip
 #: of a run alone, or told elsewhere
 _OWN = ("method", "params", "preset", "seed", "score_on")
 #: what a checkpoint says of how the model began

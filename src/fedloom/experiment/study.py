@@ -91,11 +91,12 @@ class Picture:
     panels: Mapping[str, str]  # column of `Result.evaluations` → title
     curves: Mapping[str, Sequence[pd.DataFrame]]
     x: str = "round"
+    marks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # label → column → end
 
     def figure(self) -> Figure:
         from fedloom.report.plots import plot_curves
 
-        return plot_curves(self.curves, self.panels, self.x)
+        return plot_curves(self.curves, self.panels, self.x, self.marks)
 
 
 @dataclass(frozen=True)

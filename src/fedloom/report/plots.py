@@ -108,10 +108,14 @@ def plot_comparison(curves: Mapping[str, Sequence[pd.DataFrame]]) -> Figure:
 
 
 def plot_curves(
-    curves: Mapping[str, Sequence[pd.DataFrame]], panels: Mapping[str, str], x: str = "round"
+    curves: Mapping[str, Sequence[pd.DataFrame]],
+    panels: Mapping[str, str],
+    x: str = "round",
+    marks: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Figure:
     """One panel per score, one line per method: the mean over seeds, with its range shaded; `x` is
-    the column that runs to the right."""
+    the column that runs to the right. `marks` are crosses at the end of a line: where another
+    program's ended."""
     present = [c for c in panels if any(c in f for fs in curves.values() for f in fs)]
     if not present:
         raise FedloomError("None of these runs has been scored, so there is nothing to plot.")
@@ -131,6 +135,10 @@ def plot_curves(
                 axis.fill_between(
                     together.index, low, high, color=look(i)["color"], alpha=0.15, lw=0
                 )
+            end = (marks or {}).get(method, {}).get(column)
+            if end is not None:
+                end *= 1 if column in PLAIN else 100
+                axis.plot(together.index[-1:], [end], "x", ms=8, color=look(i)["color"])
         axis.set_title(panels[column], fontsize=10)
         _accuracy_axis(axis, x)
         axis.set_ylabel(PLAIN.get(column, axis.get_ylabel()))
