@@ -9,6 +9,7 @@ training client has (S1 §4.1).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from math import comb
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedloom.data.dataset import Dataset
+from fedloom.data.images import empty_like
 from fedloom.data.partition import Partition, names_rows, parse, partition
 from fedloom.data.partition.classes import reserved
 from fedloom.data.partition.deal import ClassSets
@@ -296,10 +298,12 @@ def federate(
     by_class: bool = False,
     normalise: str = "standard",
     public: str = "none",
+    tune_share: float = 0.0,
 ) -> Federation:
     """Deal a data set to clients by the recipe `spec`, or as a partition says, pooling its parts
     first if asked to and putting its images on another scale; what is `public` of it goes to the
-    server."""
+    server. With a `tune_share` there is no test data at all: that share of everybody's training
+    data stands in for it."""
     if newcomers < 0 or newcomer_classes < 1:
         raise FedloomError("newcomers must be at least 0, and newcomer_classes at least 1.")
     if pool:
@@ -308,9 +312,14 @@ def federate(
     reserve = _reserve(spec, dataset, seed, newcomers, newcomer_partition, newcomer_classes)
     dataset, dealt = deal(dataset, spec, clients, seed, reserve)
     share = Wish.parse(public).share
+    held = set_aside(dealt, dataset.y, share, seed) if share else dealt
+    if tune_share:
+        cut = Federation(dataset, held, seed=seed, test_share=test_share, by_class=by_class)
+        dataset, held, dealt = _without_test(cut, dealt)
+        test_share = tune_share
     return Federation(
         dataset,
-        set_aside(dealt, dataset.y, share, seed) if share else dealt,
+        held,
         seed=seed,
         test_share=test_share,
         support_share=support_share,
@@ -338,6 +347,20 @@ def _reserve(
     if name != "classes" or parsed.integer("K", parsed.argument, low=1) != k:
         return frozenset()
     return reserved(np.unique(dataset.y), k, newcomers, stream(seed, "reserve"))
+
+
+def _without_test(cut: Federation, dealt: Partition) -> tuple[Dataset, Partition, Partition]:
+    """A data set without a common test part, and the clients' training data alone: what they hold,
+    and what they were dealt before some of it was made public."""
+    nobody = np.empty(0, np.int64)
+    data = replace(cut.dataset, x_test=empty_like(cut.dataset.x), y_test=nobody, held_out=nobody)
+    held, before = [], []
+    for client in range(cut.n_clients):
+        train = cut.indices(client, "train")
+        held.append(train.tolist())
+        public = np.setdiff1d(dealt[client], cut.partition[client])
+        before.append(np.concatenate([train, public]).tolist())
+    return data, Partition.of_lists(held, dealt.note), Partition.of_lists(before, dealt.note)
 
 
 def _some(n: IntArray, share: float) -> IntArray:

@@ -136,16 +136,7 @@ def compare(
     for named in (*methods, settings.get("model")):
         if isinstance(named, str | Path):
             trust(named)
-    plans = []
-    for method, label in zip(methods, labels, strict=True):
-        known = {"data", "model", *Config.model_fields, *_named(method)[0].model_fields}
-        own = {key: value for key, value in settings.items() if key in known}
-        plans.append((method, label, own))
-    for key in settings:
-        if not any(key in own for _, _, own in plans):
-            raise unknown("setting", key, Config.model_fields)
-    dropped = _drop_idle(plans)
-    without_use = _on_the_same(plans)
+    plans, dropped, without_use = _shared_out(methods, labels, settings)
     _check_flags(out, resume, overwrite)
     taken, free = _numbered(Path("runs") / "compare")
     folder = Path(out) if out is not None else taken[-1] if resume and taken else free
@@ -187,6 +178,31 @@ def compare(
     return Comparison(
         results, folder, diverged, asked=settings, unused=without_use, dropped=dropped
     )
+
+
+def settings_of_each(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Method → those of the settings that concern it, such that all train and are scored on the
+    same samples."""
+    plans, _, _ = _shared_out(methods, methods, settings)
+    fixed = {method: _named(method)[0].fixed for method in methods}
+    return {m: {k: v for k, v in own.items() if k not in fixed[m]} for m, _, own in plans}
+
+
+def _shared_out(
+    methods: Sequence[Any], labels: Sequence[str], settings: Mapping[str, Any]
+) -> tuple[list[tuple[Any, str, dict[str, Any]]], dict[str, dict[str, str]], dict[str, list[str]]]:
+    """Each method with its label and those of the settings that concern it; which were taken from
+    whom, and why; and what each makes no use of."""
+    plans = []
+    for method, label in zip(methods, labels, strict=True):
+        known = {"data", "model", *Config.model_fields, *_named(method)[0].model_fields}
+        own = {key: value for key, value in settings.items() if key in known}
+        plans.append((method, label, own))
+    for key in settings:
+        if not any(key in own for _, _, own in plans):
+            raise unknown("setting", key, Config.model_fields)
+    dropped = _drop_idle(plans)
+    return plans, dropped, _on_the_same(plans)
 
 
 def _drop_idle(

@@ -88,6 +88,13 @@ class Config(Options):
         description="share of each client's training data that is not trained on, but validated "
         "on; none: 0.1 if the method (in a comparison: any of them) validates, else 0",
     )
+    tune_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of each client's training data that stands in for its test data, which "
+        "nobody looks at then; for fedloom tune",
+    )
     newcomers: int = Field(
         0, ge=0, le=10**9, description="clients that take no part in training, scored apart"
     )

@@ -219,6 +219,7 @@ def make_federation(
         by_class=config.test_cut == "by-class",
         normalise=config.normalise,
         public=config.public,
+        tune_share=config.tune_share,
     )
 
 

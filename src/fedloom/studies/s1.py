@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.result import Result
 from fedloom.experiment.study import Ask, Cell, Picture, Results, Study, Table, spread
+from fedloom.experiment.tune import Range, read_chosen
 
 LABELS = {
     "fedavg": "FedAvg",
@@ -42,6 +44,17 @@ POPULATIONS = {"local": "", "new": "new_"}
 SCORES = ("micro", "macro", "precision", "recall", "f1")
 SCORED = "query part"  # of everybody's test data
 QUICK = 20  # rounds
+
+
+VALUES = Path(__file__).with_name("values")
+#: what `fedloom tune --study s1` searches; rates are Adam's, α and tune_lr those of plain steps
+SPACE = {
+    "lr": Range("log", 1e-5, 3e-2),
+    "alpha": Range("log", 1e-3, 0.3),
+    "tune_lr": Range("log", 1e-3, 0.3),
+    "lam": Range("log", 0.01, 10),
+    "outer": Range("of", values=("round", "batch")),
+}
 
 
 @dataclass(frozen=True)
@@ -156,6 +169,9 @@ class S1(Study):
     title = "Personalisation layers and meta-learning (S1, tables 5.1-5.5, figures 5.1-5.3)"
     data = ("mnist", "cifar10", "fashion-mnist", "digits")
     presets = ("source", "tuned")
+    tuned = ("tuned",)
+    methods = tuple(LABELS)
+    space = SPACE
 
     def check(self, ask: Ask) -> None:
         super().check(ask)
@@ -164,8 +180,17 @@ class S1(Study):
                 f"The source has no constants for {ask.data}. Use --preset tuned, or one of its "
                 f"data sets: {', '.join(SOURCE_RATES)}."
             )
+        if ask.preset == "tuned":
+            for method in chosen(ask):
+                if method not in LABELS:
+                    raise unknown("method of this study", method, LABELS)
 
     def cells(self, ask: Ask) -> list[Cell]:
+        if ask.preset == "tuned":
+            return [
+                Cell(method, method, {**values, **self._length(ask)})
+                for method, values in chosen(ask).items()
+            ]
         cells: dict[str, Cell] = {}
         for method, by_population in SOURCE_RATES[ask.data].items():
             one = len(set(by_population.values())) == 1
@@ -178,13 +203,21 @@ class S1(Study):
                 cells.setdefault(name, Cell(name, method, settings))
         return [*cells.values(), *self._references(ask)]
 
-    def _settings(self, ask: Ask, method: str, rates: Sequence[float]) -> dict[str, Any]:
+    def to_search(self, ask: Ask) -> dict[str, Any]:
+        """The settings of all runs of a search, for `fedloom tune --study`."""
+        found = {"data": ask.data, **SETUPS[ask.data].settings, **self._length(ask)}
+        del found["eval_every"], found["eval_common"]
+        return found | {"first": "mean"}
+
+    def _length(self, ask: Ask) -> dict[str, Any]:
         rounds = QUICK if ask.scale == "quick" else SETUPS[ask.data].rounds
+        return {"rounds": rounds, "eval_every": 20 if rounds <= 300 else 40}
+
+    def _settings(self, ask: Ask, method: str, rates: Sequence[float]) -> dict[str, Any]:
         settings = {
             **SETUPS[ask.data].settings,
+            **self._length(ask),
             "data": ask.data,
-            "rounds": rounds,
-            "eval_every": 20 if rounds <= 300 else 40,
             "lr": rates[0],
         }
         if method in PRIVATE:
@@ -209,13 +242,13 @@ class S1(Study):
         return [Cell("fedavg-iid", "fedavg", iid), Cell("centralised", "centralised", together)]
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
-        return [
-            _reference_table(ask, results),
-            *(
-                _scores_table(ask, results, population, tables)
-                for population, tables in (("local", "5.2 and 5.4"), ("new", "5.3 and 5.5"))
-            ),
+        out = [
+            _scores_table(ask, results, population, tables)
+            for population, tables in (("local", "5.2 and 5.4"), ("new", "5.3 and 5.5"))
         ]
+        if ask.preset == "source":
+            return [_reference_table(ask, results), *out]
+        return [*out, *(_paired_table(ask, results, population) for population in POPULATIONS)]
 
     def pictures(self, ask: Ask, results: Results) -> list[Picture]:
         panels = {"micro": "local clients", "new_micro": "new clients"}
@@ -226,30 +259,64 @@ class S1(Study):
         }
         out = []
         for number, methods in groups.items():
-            curves = {LABELS[m]: _curves(ask, results, m) for m in methods}
+            known = [m for m in methods if m in _rows(ask)]
+            curves = {LABELS[m]: _curves(ask, results, m) for m in known}
             curves = {label: frames for label, frames in curves.items() if frames}
             marks = {
-                LABELS[m]: {prefix + "micro": float(theirs[0]) / 100}
-                | {"micro": float(local[0]) / 100}
-                for m in methods
-                for prefix in ("new_",)
-                if (theirs := _source(ask, m, "new")) and (local := _source(ask, m, "local"))
+                LABELS[m]: {
+                    f"{prefix}micro": float(found[0]) / 100
+                    for population, prefix in POPULATIONS.items()
+                    if (found := _source(ask, m, population))
+                }
+                for m in known
             }
             title = f"Figure {number}: convergence on {ask.data}; crosses: where the source ends"
             out.append(Picture(f"figure-{number}", title, panels, curves, marks=marks))
         return out
 
 
+def chosen(ask: Ask) -> dict[str, dict[str, Any]]:
+    """Method → the settings that `fedloom tune` chose for it, in the order of the tables."""
+    file = ask.values or VALUES / f"s1-{ask.data}.yaml"
+    if not file.is_file() and ask.values is None:
+        raise FedloomError(
+            f"No values come with the study for {ask.data}. Choose some: fedloom tune --study s1 "
+            f"--data {ask.data} --runs 9 --halving 3 --out DIRECTORY; then give them: --values "
+            "DIRECTORY/chosen.yaml."
+        )
+    found = read_chosen(file, ask.data)
+    return {method: found[method] for method in (*LABELS, *found) if method in found}
+
+
+def _rows(ask: Ask) -> list[str]:
+    """The methods of the tables."""
+    if ask.preset == "tuned":
+        return list(chosen(ask))
+    return [m for m in LABELS if BEFORE.get(m, m) in SOURCE_RATES[ask.data]]
+
+
+def _rates(ask: Ask, method: str, population: str) -> str:
+    if ask.preset == "tuned":
+        base = S1().to_search(ask)
+        mine = {k: v for k, v in chosen(ask)[method].items() if k not in base}
+        return ", ".join(f"{k}={v}" for k, v in mine.items())
+    rates = SOURCE_RATES[ask.data][BEFORE.get(method, method)][population]
+    return ", ".join(f"{name}={rate:g}" for name, rate in zip(("lr", "alpha"), rates, strict=False))
+
+
 def _cell(ask: Ask, method: str, population: str) -> str:
     """The name of the cell that a row of the tables is from."""
+    if ask.preset == "tuned":
+        return method
     trained = BEFORE.get(method, method)
     known = SOURCE_RATES[ask.data][trained]
     return trained if len(set(known.values())) == 1 else f"{trained}-{population}"
 
 
-def _prefix(method: str, population: str) -> str:
+def _prefix(ask: Ask, method: str, population: str) -> str:
     """What stands before the names of a row's scores in a summary."""
-    return POPULATIONS[population] + ("before_" if method in BEFORE else "")
+    before = ask.preset == "source" and method in BEFORE
+    return POPULATIONS[population] + ("before_" if before else "")
 
 
 def _source(ask: Ask, method: str, population: str) -> list[str]:
@@ -267,20 +334,17 @@ def _mean(runs: Sequence[Result], *names: str) -> str:
 
 
 def _scores_table(ask: Ask, results: Results, population: str, tables: str) -> Table:
-    heads = ["method", "lr, α", "acc_micro", "− source", "acc_macro", "P_macro", "R_macro",
+    heads = ["method", "chosen", "acc_micro", "− source", "acc_macro", "P_macro", "R_macro",
              "F1_macro", "source: acc_micro, acc_macro, P, R, F1"]  # fmt: skip
     rows = [_majority(ask, results, population, len(heads))]
-    for method in LABELS:
-        trained = BEFORE.get(method, method)
-        if trained not in SOURCE_RATES[ask.data]:
-            continue
+    for method in _rows(ask):
         runs = results.get(_cell(ask, method, population), ())
-        prefix = _prefix(method, population)
+        prefix = _prefix(ask, method, population)
         micro = [100 * r.summary[f"{prefix}micro"] for r in runs]
         theirs = _source(ask, method, population)
         gap = f"{np.mean(micro) - float(theirs[0]):+.2f}" if micro and theirs else "–"
         others = [_mean(runs, f"{prefix}{n}", f"{prefix}{_std(n)}") for n in SCORES[1:]]
-        rates = ", ".join(f"{rate:g}" for rate in SOURCE_RATES[ask.data][trained][population])
+        rates = _rates(ask, method, population)
         rows.append([LABELS[method], rates, spread(micro), gap, *others, ", ".join(theirs) or "–"])
     title = f"{population.capitalize()} clients (tables {tables}), {ask.data}, {SCORED}, %"
     over = f"acc_micro: {ask.over}; ± of the others: over clients"
@@ -294,11 +358,33 @@ def _std(name: str) -> str:
 def _majority(ask: Ask, results: Results, population: str, width: int) -> list[str]:
     """What always guessing a client's larger class scores."""
     runs = next(
-        (found for m in LABELS if BEFORE.get(m, m) in SOURCE_RATES[ask.data]
-         if (found := results.get(_cell(ask, m, population)))), ()
-    )  # fmt: skip
+        (found for m in _rows(ask) if (found := results.get(_cell(ask, m, population)))), ()
+    )
     micro = [100 * r.summary[f"{POPULATIONS[population]}majority"] for r in runs]
     return ["majority class", "", spread(micro), *[""] * (width - 3)]
+
+
+def _paired_table(ask: Ask, results: Results, population: str) -> Table:
+    """How far FedMeta-Per is ahead of every other method, seed by seed."""
+    ours = [m for m in META if "per" in m and m in _rows(ask)]
+    name = f"{POPULATIONS[population]}micro"
+    rows = []
+    for method in _rows(ask):
+        if method in ours:
+            continue
+        cells = [LABELS[method]]
+        for mine in ours:
+            pairs = zip(results.get(mine, ()), results.get(method, ()), strict=False)
+            gaps = [100 * (a.summary[name] - b.summary[name]) for a, b in pairs]
+            wins = f" ({sum(g > 0 for g in gaps)}/{len(gaps)})" if len(gaps) > 1 else ""
+            cells.append(spread(gaps, sign="+") + wins)
+        work = [r.summary["macs"] / 1e9 for r in results.get(method, ())]
+        rows.append([*cells, spread(work, 0)])
+    title = (
+        f"Ahead of others: acc_micro of FedMeta-Per minus theirs, {population} clients, "
+        f"{ask.data}, points, {ask.over} (seeds in which it is ahead); their work in GMAC"
+    )
+    return Table(title, ["minus", *(LABELS[m] for m in ours), "work"], rows)
 
 
 def _curves(ask: Ask, results: Results, method: str) -> list[pd.DataFrame]:
@@ -306,7 +392,7 @@ def _curves(ask: Ask, results: Results, method: str) -> list[pd.DataFrame]:
     parts: list[list[pd.DataFrame]] = []
     for population, prefix in POPULATIONS.items():
         runs = results.get(_cell(ask, method, population), ())
-        column = f"{_prefix(method, population)}micro"
+        column = f"{_prefix(ask, method, population)}micro"
         parts.append([
             r.evaluations.set_index("round")[[column]].set_axis([f"{prefix}micro"], axis=1)
             for r in runs
