@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, stratified
 from fedloom.data.images import empty_like
 from fedloom.data.partition import Partition, names_rows, parse, partition
 from fedloom.data.partition.classes import reserved
@@ -256,8 +256,10 @@ def deal(
     clients: int,
     seed: int,
     reserve: ClassSets = frozenset(),
+    share: float = 1.0,
 ) -> tuple[Dataset, Partition]:
-    """The data set as it is dealt, and who holds which of its rows.
+    """The data set as it is dealt, and who holds which of its rows; of less than all, the same
+    `share` of every class.
 
     A partition that names rows means those of the user's file: of data without a test part,
     nothing is held out then.
@@ -267,6 +269,8 @@ def deal(
     if isinstance(spec, Partition):
         return dataset, spec.fitting("The partition", clients, len(dataset.y))
     rows = dataset.training_rows
+    if share < 1:
+        rows = rows[stratified(dataset.y[rows], share, seed, "data-share")]
     labels, n_classes = dataset.y[rows], dataset.n_classes
     dealt = partition(spec, labels, clients, seed, n_classes=n_classes, reserve=reserve)
     return dataset, Partition(rows[dealt.indices], dealt.offsets, dealt.note)
@@ -299,6 +303,7 @@ def federate(
     normalise: str = "standard",
     public: str = "none",
     tune_share: float = 0.0,
+    data_share: float = 1.0,
 ) -> Federation:
     """Deal a data set to clients by the recipe `spec`, or as a partition says, pooling its parts
     first if asked to and putting its images on another scale; what is `public` of it goes to the
@@ -310,7 +315,12 @@ def federate(
         dataset = dataset.pooled()
     dataset = dataset.normalised(normalise)
     reserve = _reserve(spec, dataset, seed, newcomers, newcomer_partition, newcomer_classes)
-    dataset, dealt = deal(dataset, spec, clients, seed, reserve)
+    if data_share < 1 and names_rows(spec):
+        raise FedloomError(
+            f"data_share={data_share:g} would do nothing: this partition names the rows that "
+            "clients hold. Leave it out."
+        )
+    dataset, dealt = deal(dataset, spec, clients, seed, reserve, data_share)
     share = Wish.parse(public).share
     held = set_aside(dealt, dataset.y, share, seed) if share else dealt
     if tune_share:

@@ -70,6 +70,9 @@ class Config(Options):
     clients: int = Field(50, ge=1, le=10**9, description="number of registered clients")
     partition: str = Field("dirichlet:0.5", description="who holds what")
     pool: bool = Field(False, description="pool the train and test files before dealing (S1)")
+    data_share: float = Field(
+        1.0, gt=0, le=1, description="share of every class that is dealt; the rest is left out"
+    )
     test_share: float = Field(
         0.2, ge=0, lt=1, description="each client's share held out for its score"
     )

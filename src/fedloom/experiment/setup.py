@@ -220,6 +220,7 @@ def make_federation(
         normalise=config.normalise,
         public=config.public,
         tune_share=config.tune_share,
+        data_share=config.data_share,
     )
 
 
