@@ -130,14 +130,14 @@ class Search:
                 f"lr_schedule={self._schedule} depends on the number of rounds, which is not the "
                 "same for all tries of a halving search. Leave one of them out."
             )
-        for method in self.methods:
-            self.of(method)
         for key in self.space:
             named, _, name = key.rpartition(":")
             mine = [m for m in self.methods if named in ("", m)]
             if not concerns(name, mine):
                 known = sorted({n for m in mine for n in _options(method_class(m))})
                 raise unknown("setting to search", key, known)
+        for method in self.methods:
+            self.of(method)
 
     @property
     def _schedule(self) -> str:
