@@ -33,6 +33,10 @@ class S1When(Study):
     presets = ("tuned",)
     tuned = ("tuned",)
 
+    def check(self, ask: Ask) -> None:
+        super().check(ask)
+        chosen(ask)
+
     def cells(self, ask: Ask) -> list[Cell]:
         known = chosen(ask)
         values = {**known, ALONE: known["fedavg"]} if "fedavg" in known else known
