@@ -140,8 +140,7 @@ def test_wrong_wishes_are_refused(in_tmp, ask, word):
 
 
 def test_ctrl_c_ends_a_study_with_its_runs_and_the_same_command_goes_on(in_tmp, start_process):
-    words = [sys.executable, "-m", "fedloom", "study", "s1", "--data", "digits"]
-    words += ["--preset", "tuned", "--out", "s"]
+    words = [sys.executable, "-m", "fedloom", "study", "s0-swap", "--data", "digits", "--out", "s"]
     process = start_process(words)
     while process.poll() is None and not list(Path("s").glob("*/rounds.jsonl")):
         time.sleep(0.05)
