@@ -112,6 +112,8 @@ def test_rungs_of_halving():
         ({"space": {"lr": "0..1"}, "runs": None}, "needs a budget"),
         ({"space": {"lr": "0..1"}, "seconds": 9.0}, "not both"),
         ({"space": {"lr": "0..1"}, "halving": 1}, "would drop nobody"),
+        ({"space": {"lr": "0..1"}, "runs": 0}, "must be above 0"),
+        ({"space": {"lr": "0..1"}, "settings": {"tune_share": 0}}, "would look at the test data"),
         ({"space": {"lr": "0..1"}, "score": "new_micro"}, "needs newcomers"),
         ({"space": {"lr": "0..1"}, "settings": {"eval_every": 2}}, "sets eval_every itself"),
         ({"space": {"lr": "0..1"}, "halving": 2, "settings": {"lr_schedule": "cosine"}},

@@ -40,7 +40,7 @@ CHOSEN, TRIES = "chosen.yaml", "tries.csv"
 TUNED = "tuned"  # the key of such a file that holds the values by method
 SHARE = 0.25  # of the training data, where the score is taken
 _NO_SCORES = ("round", "seconds", "eval_seconds", "lr", "train_loss")
-_OURS = ("tune_share", "seed", "rounds", "eval_every", "eval_common", "workers", "checkpoint_every")
+_OURS = ("seed", "eval_every", "eval_common", "workers")
 
 Value = float | int | str | bool | None
 
@@ -114,14 +114,21 @@ class Search:
                 "A search needs a budget for each method: give a number of runs, or minutes, and "
                 "not both."
             )
-        if (self.runs or 1) < 1 or (self.seconds or 1) <= 0 or self.seeds < 1:
-            raise FedloomError("Runs, minutes and seeds of a search must be at least 1.")
+        given = [n for n in (self.runs, self.seconds, self.seeds) if n is not None]
+        if min(given) <= 0:
+            raise FedloomError("Runs, minutes and seeds of a search must be above 0.")
+        share = self.settings.get("tune_share", SHARE)
+        if not 0 < share < 1:
+            raise FedloomError(
+                f"A search needs a share of the training data, between 0 and 1, not {share}: "
+                "without one it would look at the test data."
+            )
         if self.halving is not None and self.halving < 2:
             raise FedloomError(f"halving={self.halving} would drop nobody: give 2 or more.")
         if not self.methods:
             raise FedloomError("Say which methods to tune.")
         for key in _OURS:
-            if key in self.settings and key not in ("rounds", "tune_share"):
+            if key in self.settings:
                 raise FedloomError(f"A search sets {key} itself: leave it out.")
         if "new_" in self.score and not self.settings.get("newcomers"):
             raise FedloomError(f"score={self.score} needs newcomers, and there are none.")

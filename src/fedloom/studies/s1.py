@@ -40,6 +40,7 @@ META = tuple(name for name in LABELS if name.startswith("fedmeta"))
 PRIVATE = ("fedper", "fedper-meta", "lg-fedavg", "fedmeta-per-maml", "fedmeta-per-metasgd")
 #: trained as another, and scored before that one adapts
 BEFORE = {"fedavg": "fedavg-meta", "fedper": "fedper-meta"}
+HEADLESS = ("fedper", "fedper-meta")  # the source's program leaves their heads out of its scores
 POPULATIONS = {"local": "", "new": "new_"}
 SCORES = ("micro", "macro", "precision", "recall", "f1")
 SCORED = "query part"  # of everybody's test data
@@ -188,7 +189,7 @@ class S1(Study):
     def cells(self, ask: Ask) -> list[Cell]:
         if ask.preset == "tuned":
             return [
-                Cell(method, method, {**values, **self._length(ask)})
+                Cell(method, method, {**values, **self._length(ask), "eval_common": 0})
                 for method, values in chosen(ask).items()
             ]
         cells: dict[str, Cell] = {}
@@ -345,7 +346,10 @@ def _scores_table(ask: Ask, results: Results, population: str, tables: str) -> T
         gap = f"{np.mean(micro) - float(theirs[0]):+.2f}" if micro and theirs else "–"
         others = [_mean(runs, f"{prefix}{n}", f"{prefix}{_std(n)}") for n in SCORES[1:]]
         rates = _rates(ask, method, population)
-        rows.append([LABELS[method], rates, spread(micro), gap, *others, ", ".join(theirs) or "–"])
+        said = ", ".join(theirs) or "–"
+        if theirs and method in HEADLESS:
+            said += " (scored without the private heads)"
+        rows.append([LABELS[method], rates, spread(micro), gap, *others, said])
     title = f"{population.capitalize()} clients (tables {tables}), {ask.data}, {SCORED}, %"
     over = f"acc_micro: {ask.over}; ± of the others: over clients"
     return Table(f"{title}; {over}", heads, rows)
