@@ -32,14 +32,15 @@ def test_a_batch_holds_the_clients_samples_normalised_by_channel(
     assert torch.equal(again.x, batch.x)
 
 
-def test_rows_of_positions_are_rows_of_batches():
+def test_rows_of_positions_are_several_batches():
     shelf = Shelf(source(), np.array([6, 1, 4, 3]), Augment(), None)
     both = shelf.batch(np.array([[0, 1], [3, 2]]))
-    assert both.x.shape == (2, 2, 2, 1, 3)
-    for i, positions in enumerate(([0, 1], [3, 2])):
-        one = shelf.batch(np.array(positions))
-        assert torch.equal(both.x[i], one.x)
-        assert torch.equal(both.y[i], one.y)
+    uneven = shelf.batch(np.array([[0, 1], [3, -1]]))
+    for several, rows in ((both, ([0, 1], [3, 2])), (uneven, ([0, 1], [3]))):
+        for found, positions in zip(several.rows(), rows, strict=True):
+            one = shelf.batch(np.array(positions))
+            assert torch.equal(found.x, one.x)
+            assert torch.equal(found.y, one.y)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

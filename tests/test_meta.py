@@ -92,11 +92,20 @@ def random_data(steps=2):
     return {SUPPORT: Batch(x, y), QUERY: Batch(q, torch.randint(0, 2, (6,), generator=g))}
 
 
+def uneven(batch, *lengths):
+    """The same samples as several batches, the last one smaller."""
+    x, y = batch.x.reshape(-1, 3), batch.y.reshape(-1)
+    return Batch(x[: sum(lengths)], y[: sum(lengths)], lengths=lengths)
+
+
+@pytest.mark.parametrize("outer", ["round", "batch"])
 @pytest.mark.parametrize("rule", [MAML(0.3), MetaSGD(0.3)], ids=["maml", "metasgd"])
-def test_gradients_through_the_inner_steps_are_finite_differences(rule):
+def test_gradients_through_the_inner_steps_are_finite_differences(rule, outer):
     net, params = small_net()
     params |= {f"alpha/{n}": torch.full_like(p, 0.3) for n, p in params.items() if rule.extras}
     data = random_data()
+    if outer == "round":
+        data = {SUPPORT: uneven(data[SUPPORT], 5, 2), QUERY: uneven(data[QUERY], 4, 1)}
     grads = gradient(rule, net, params, data)
     h = 1e-6
     for name, value in params.items():
@@ -134,17 +143,41 @@ def test_learned_rates_are_followed():
     assert LearnedRates().direction(grad, rows, rows).tolist() == [[2.0, 1.0, 0.0, 0.0]]
 
 
+def test_one_outer_step_on_two_query_batches(monkeypatch):
+    net = quadratic(monkeypatch)
+    params = {"w": torch.tensor(1.0, dtype=torch.float64)}
+    support = Batch(torch.tensor([[2.0, 3.0]]), torch.zeros(1))
+    query = Batch(torch.tensor([[4.0, -1.0], [2.0, 0.0]]), torch.zeros(2, 1))
+    data = {SUPPORT: support, QUERY: query}
+    # ŵ = 1.4; losses ½·4·2.4² and ½·2·1.4², gradients (9.6 + 2.8)/2 · (1 − 0.1·2)
+    assert gradient(MAML(0.1), net, params, data)["w"] == pytest.approx(6.2 * 0.8)
+    loss = MAML(0.1).objective(net, params, data, None)
+    assert float(loss.detach()) == pytest.approx((11.52 + 1.96) / 2)
+
+
 @pytest.mark.parametrize(
-    ("n", "steps", "shape"),
-    [(70, None, (3, 32)), (5, None, (1, 5)), (70, 4, (4, 32)), (64, None, (2, 32))],
+    ("n", "steps", "sizes"),
+    [(70, None, [32, 32, 6]), (5, None, [5]), (70, 4, [32, 32, 6, 32]), (64, None, [32, 32])],
 )
-def test_a_pass_over_the_support_part(n, steps, shape):
+def test_a_pass_over_the_support_part_has_no_sample_twice(n, steps, sizes):
     rng = np.random.default_rng(0)
     rule = MAML(0.1, inner_steps=steps)
-    (first, *_) = rule.plan({SUPPORT: n, QUERY: 40}, Budget(), rng)
-    assert first[SUPPORT].shape == shape
+    (only,) = rule.plan({SUPPORT: n, QUERY: 40}, Budget(), rng)
+    there = only[SUPPORT] >= 0
+    assert there.sum(1).tolist() == sizes
     if steps is None:
-        assert set(first[SUPPORT].ravel()) == set(range(n))
+        assert sorted(only[SUPPORT][there]) == list(range(n))
+
+
+def test_outer_steps_of_a_round_and_of_batches():
+    def steps(rule, **budget):
+        plan = rule.plan({SUPPORT: 9, QUERY: 70}, Budget(**budget), np.random.default_rng(0))
+        return [(step[QUERY] >= 0).sum(-1).tolist() for step in plan]
+
+    assert steps(MAML(0.1)) == [[32, 32, 6]]
+    assert steps(MAML(0.1), epochs=2) == steps(MAML(0.1), steps=2) == [[32, 32, 6]] * 2
+    assert steps(MAML(0.1, outer="batch")) == [32, 32, 6]
+    assert steps(MAML(0.1, outer="batch"), steps=2) == [32, 32]
 
 
 def test_a_client_without_support_or_query_has_no_steps():
@@ -163,23 +196,29 @@ def test_fedper_with_no_private_layers_is_fedavg(quick, row):
 class OnQuery(SGD):
     parts, weighs = (QUERY,), QUERY
 
+    outer: str = "batch"
+
     def plan(self, sizes, budget, rng):
-        return [{QUERY: step[QUERY]} for step in MAML().plan({SUPPORT: 9, **sizes}, budget, rng)]
+        steps = MAML(outer=self.outer).plan({SUPPORT: 9, **sizes}, budget, rng)
+        return [{QUERY: step[QUERY]} for step in steps]
 
     def objective(self, net, params, data, me):
-        return cross_entropy(net(params, data[QUERY].x), data[QUERY])
+        query = data[QUERY]
+        batches = list(query.rows()) if query.several else [query]
+        return torch.stack([cross_entropy(net(params, b.x), b) for b in batches]).mean()
 
 
-def test_fedmeta_without_an_inner_rate_is_fedavg_on_the_query_sets(quick, row):
+@pytest.mark.parametrize("outer", ["round", "batch"])
+def test_fedmeta_without_an_inner_rate_is_fedavg_on_the_query_sets(quick, row, outer):
     class Same(MAML):
         """Draws its query batches as OnQuery does."""
 
         def plan(self, sizes, budget, rng):
-            steps = OnQuery().plan({QUERY: sizes[QUERY]}, budget, rng)
+            steps = OnQuery(outer).plan({QUERY: sizes[QUERY]}, budget, rng)
             return [{SUPPORT: np.arange(sizes[SUPPORT])[None], **step} for step in steps]
 
-    meta = quick(method(local=Same(alpha=0.0)), rounds=3)
-    plain = quick(method(local=OnQuery()), rounds=3)
+    meta = quick(method(local=Same(alpha=0.0, outer=outer)), rounds=3)
+    plain = quick(method(local=OnQuery(outer)), rounds=3)
     assert torch.allclose(row(meta), row(plain), atol=1e-6)
 
 
@@ -248,6 +287,54 @@ def test_before_and_after_adaptation_are_both_told(quick, name):
     assert {"micro", "macro", "std", "f1"} <= result.records[-1]["newcomers"].keys()
 
 
+@pytest.mark.parametrize(("plain", "tuned"), [("fedavg", "fedavg-meta"), ("fedper", "fedper-meta")])
+def test_a_method_that_is_tuned_has_the_scores_of_the_plain_one_before(quick, plain, tuned):
+    common = {"rounds": 3, "eval_every": 3, "newcomers": 3, "test_share": 0.4, "score_on": "query"}
+    before, after = quick(plain, **common), quick(tuned, **common)
+    names = ("micro", "macro", "std", "precision", "recall_std", "f1", "loss", "worst10")
+    for prefix in ("", "new_"):
+        for name in names:
+            found = after.summary[f"{prefix}before_{name}"]
+            assert found == pytest.approx(before.summary[prefix + name]), name
+        assert before.summary[f"{prefix}majority"] == after.summary[f"{prefix}majority"]
+    assert after.summary["before_micro"] != after.summary["micro"]
+    assert not [name for name in before.summary if "before" in name]
+
+
+@pytest.mark.parametrize("name", META)
+@pytest.mark.parametrize("outer", ["round", "batch"])
+def test_adam_steps_meta_methods_alike_on_all_engines_and_kernels(quick, name, outer):
+    common = {"optimiser": "adam", "lr": 0.01, "alpha": 0.1, "outer": outer, "batch": 8,
+              "rounds": 2, "partition": "dirichlet:1"}  # fmt: skip
+    reference = states(quick(name, engine="serial", kernels="torch", **common))
+    for other in ({"engine": "serial"}, {"engine": "stacked"}, {"engine": "processes"}):
+        for key, value in states(quick(name, **other, **common)).items():
+            assert torch.allclose(value, reference[key], atol=2e-5), (other, key)
+
+
+def test_a_pass_may_go_over_the_support_part_first():
+    first, *rest = SGD().plan(
+        {"train": 50, SUPPORT: 10}, Budget(batch=32), np.random.default_rng(0)
+    )
+    assert sorted(first["train"]) == list(range(10))
+    assert [len(step["train"]) for step in rest] == [32, 8]
+    assert sorted(np.concatenate([step["train"] for step in rest])) == list(range(10, 50))
+
+
+def test_the_order_of_a_pass_is_a_setting(quick, row):
+    common = {"batch": 8, "rounds": 2}
+    mixed, ordered = (row(quick(order=o, **common)) for o in ("mixed", "support-first"))
+    assert not torch.equal(mixed, ordered)
+    for name, why in (("fedmeta-maml", "MAML plans its steps itself"), ("centralised", "one")):
+        with pytest.raises(FedloomError, match=f"order=support-first would do nothing.*{why}"):
+            quick(name, order="support-first")
+
+
+def test_reptile_has_no_outer_steps():
+    with pytest.raises(FedloomError, match="rule=reptile has no outer"):
+        fedloom.run("fedmeta-maml", rule="reptile", outer="batch")
+
+
 # -- newcomers ------------------------------------------------------------------------------------
 
 
@@ -272,10 +359,11 @@ def test_a_client_that_never_took_part_is_a_newcomer(quick):
         assert (whose in took_part) == (client not in took_part)
 
 
-def test_the_best_part_has_the_lowest_support_loss(quick):
-    """Each newcomer's choice, worked out again in plain torch: a full step with every head."""
+def test_the_best_part_has_the_lowest_support_loss_while_it_adapts(quick):
+    """Each newcomer's choice, worked out again in plain torch: two full steps with every head."""
     result = quick("fedmeta-per-maml", rounds=6, newcomers=5, test_share=0.5, alpha=0.3, lr=0.3,
-                   partition="classes:2", participation=1.0, batch="inf")  # fmt: skip
+                   partition="classes:2", participation=1.0, batch="inf",
+                   tune_epochs=2)  # fmt: skip
     config = Config(**result.config)
     federation = make_federation(config, load_dataset(config))
     data = federation.dataset
@@ -284,14 +372,16 @@ def test_the_best_part_has_the_lowest_support_loss(quick):
     ).items():
         at = federation.indices(client, "test-support")
         x, y = result.normalise(data.x[at]), torch.from_numpy(data.y[at])
-        losses = []
+        losses = np.zeros(6)
         for owner in range(6):
             model = result.model(client=owner)
-            nn.functional.cross_entropy(model(x), y).backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p -= 0.3 * p.grad
-                losses.append(float(nn.functional.cross_entropy(model(x), y)))
+            for _ in range(2):
+                loss = nn.functional.cross_entropy(model(x), y)
+                losses[owner] += float(loss.detach()) / 2
+                grads = torch.autograd.grad(loss, list(model.parameters()))
+                with torch.no_grad():
+                    for p, g in zip(model.parameters(), grads, strict=True):
+                        p -= 0.3 * g
         assert chosen == int(np.argmin(losses))
 
 

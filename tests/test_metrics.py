@@ -163,19 +163,23 @@ def test_a_row_of_s1s_tables_by_hand():
              "f1_std")  # fmt: skip
     seeds = [np.arange(1, 10) / 100, np.arange(3, 12) / 100]
     runs = [
-        Ran(**dict(zip(names, v, strict=True)),
-            **{f"new_{n}": x / 2 for n, x in zip(names, v, strict=True)})
+        Ran(majority=0.5, new_majority=0.6,
+            **{f"before_{n}": x for n, x in zip(names, v, strict=True)},
+            **{f"new_before_{n}": x / 2 for n, x in zip(names, v, strict=True)},
+            **{n: 0.9 for n in names}, **{f"new_{n}": 0.9 for n in names})
         for v in seeds
     ]  # fmt: skip
-    table = S1().tables(Ask("mnist", "tuned"), {"fedavg": runs})[1]
-    local, new = table.rows[0], table.rows[4]
-    assert local[:7] == ["local", "FedAvg", "2.00", "3.00±4.00", "5.00±6.00", "7.00±8.00",
-                         "9.00±10.00"]  # fmt: skip
-    assert new[:4] == ["new", "FedAvg", "1.00", "1.50±2.00"]
-    assert local[7].startswith("85.03, 82.14±14.76")
-    assert table.rows[1][2:7] == ["–"] * 5
-    reference = S1().tables(Ask("mnist", "tuned"), {"fedavg": runs})[0]
-    assert reference.rows[2] == ["FedAvg, two classes a client", "2.00", "85.03"]
+    ask = Ask("mnist", "source", seeds=2)
+    reference, local, new = S1().tables(ask, {"fedavg-meta": runs})
+    assert local.rows[0][:3] == ["majority class", "", "50.00 ± 0.00"]
+    assert new.rows[0][2] == "60.00 ± 0.00"
+    assert local.rows[1][:8] == ["FedAvg", "lr=1e-05", "2.00 ± 1.00", "-83.03", "3.00±4.00",
+                                 "5.00±6.00", "7.00±8.00", "9.00±10.00"]  # fmt: skip
+    assert new.rows[1][:5] == ["FedAvg", "lr=1e-05", "1.00 ± 0.50", "-82.92", "1.50±2.00"]
+    assert local.rows[1][8].startswith("85.03, 82.14±14.76")
+    assert local.rows[2][2:4] == ["90.00 ± 0.00", "+5.16"]
+    assert local.rows[-1][2:8] == ["–"] * 6
+    assert reference.rows[2] == ["FedAvg, two classes a client", "2.00 ± 1.00", "85.03"]
 
 
 def test_macs_of_an_mlp_by_hand():

@@ -234,3 +234,24 @@ def test_an_embedding_of_positions_makes_no_tokens(quick):
 def test_integers_and_the_same_floats_train_alike(quick, row):
     x, y = np.random.default_rng(0).integers(0, 9, (100, 4, 4)), np.arange(100) % 2
     assert torch.equal(row(quick(data=(x, y))), row(quick(data=(x.astype(np.float32), y))))
+
+
+@pytest.mark.parametrize("name", ["fedavg-meta", "fedper-meta", "fedmeta-maml",
+                                  "fedmeta-per-metasgd"])  # fmt: skip
+def test_all_of_s1_works_with_classes_of_ones_own_data(in_tmp, name):
+    """Its scale, cut, order, optimiser, newcomers and outer steps, on a table of five classes."""
+    rng = np.random.default_rng(0)
+    y = np.tile(list("abcde"), 60)
+    x = rng.normal(size=(300, 6))
+    x[np.arange(300), np.arange(300) % 5] += 4
+    result = fedloom.run(
+        name, data=(x, y), partition="classes:2,uneven=0.5", clients=6, participation=3, rounds=6,
+        batch=8, pool=True, normalise="pixel", test_share=0.4, test_cut="by-class", newcomers=4,
+        newcomer_partition="classes:2,uneven=0.5", optimiser="adam", lr=0.02, eval_every=6,
+        **({"alpha": 0.05} if "fedmeta" in name else {"order": "support-first", "tune_lr": 0.05}),
+    )  # fmt: skip
+    assert result.summary["micro"] > result.summary["majority"] > 0.5
+    table = result.clients
+    assert set(table["population"]) == {"local", "new"}
+    assert (table.query("population == 'new'")["samples"] > 0).all()
+    assert {"before_f1", "new_before_micro", "new_majority"} <= set(result.summary)

@@ -1,10 +1,11 @@
 """Every method ends with the bytes it ended with before, unless a change means it not to.
 
 The table beside this file is from before rounds were made of messages, that of `feddom` from when
-meetings came to be ordered, and that of `fedswap` from when activations came to be compared behind
-the non-linearity. `python tests/test_same_bytes.py NAME ...` writes those methods
-anew: only for a change that is meant to move results, and then the changelog says so. Last bits
-depend on the CPU and on torch, so elsewhere the values are compared, not the bytes.
+meetings came to be ordered, that of `fedswap` from when activations came to be compared behind the
+non-linearity, and those of `fedmeta-*` from when there was one outer step a round.
+`python tests/test_same_bytes.py NAME ...` writes those methods anew: only for a change that is
+meant to move results, and then the changelog says so. Last bits depend on the CPU and on torch, so
+elsewhere the values are compared, not the bytes.
 """
 
 import json

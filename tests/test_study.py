@@ -27,7 +27,8 @@ from fedloom.experiment.study import (
 )
 from fedloom.studies import STUDIES
 from fedloom.studies.s0_swap import S0Swap
-from fedloom.studies.s1 import S1, SOURCE
+from fedloom.studies.s1 import LABELS, S1, SOURCE
+from fedloom.studies.s1_when import best
 from fedloom.studies.s4 import S4Why
 
 pytestmark = pytest.mark.xdist_group("studies")  # they start processes, and share a finished study
@@ -140,8 +141,7 @@ def test_wrong_wishes_are_refused(in_tmp, ask, word):
 
 
 def test_ctrl_c_ends_a_study_with_its_runs_and_the_same_command_goes_on(in_tmp, start_process):
-    words = [sys.executable, "-m", "fedloom", "study", "s1", "--data", "digits"]
-    words += ["--preset", "tuned", "--out", "s"]
+    words = [sys.executable, "-m", "fedloom", "study", "s0-swap", "--data", "digits", "--out", "s"]
     process = start_process(words)
     while process.poll() is None and not list(Path("s").glob("*/rounds.jsonl")):
         time.sleep(0.05)
@@ -177,9 +177,86 @@ def test_a_source_has_no_constants_for_other_data():
 
 
 def test_the_source_numbers_stand_in_the_tables_of_s1():
-    methods = {m for rows in SOURCE.values() for m in rows}
-    assert methods <= {c.name for c in S1().cells(Ask("mnist", "source"))}
-    assert all(len(text.split(" | ")) == 5 for rows in SOURCE.values() for text in rows.values())
+    for data in ("mnist", "cifar10"):
+        _, local, new = S1().tables(Ask(data, "source"), {})
+        for table, population in ((local, "local"), (new, "new")):
+            assert table.rows[0][0] == "majority class"
+            shown = {row[0]: row[-1] for row in table.rows[1:]}
+            for method, text in SOURCE[data, population].items():
+                note = " (scored without the private heads)" if "fedper" in method else ""
+                assert shown[LABELS[method]] == text.replace(" | ", ", ") + note
+    lengths = {m: len(text.split(" | ")) for rows in SOURCE.values() for m, text in rows.items()}
+    assert {m for m, n in lengths.items() if n != 5} == {"fedper", "fedper-meta"}
+
+
+def test_s1_trains_alike_methods_once_and_has_rates_by_population():
+    """Local and new clients are of separate runs where the source's rates differ."""
+    cells = {c.name: c for c in S1().cells(Ask("mnist", "source", "full"))}
+    assert set(cells) == {
+        "fedavg-meta", "fedper-meta", "fedmeta-maml", "fedmeta-metasgd", "fedmeta-per-maml-local",
+        "fedmeta-per-maml-new", "fedmeta-per-metasgd-local", "fedmeta-per-metasgd-new",
+        "fedavg-iid", "centralised",
+    }  # fmt: skip
+    rates = {n: (c.settings["lr"], c.settings.get("alpha")) for n, c in cells.items()}
+    assert rates["fedavg-meta"] == (1e-5, None)
+    assert rates["fedmeta-metasgd"] == (2e-4, 1e-3)
+    assert rates["fedmeta-per-maml-local"] == (1e-3, 1e-3)
+    assert rates["fedmeta-per-maml-new"] == (3e-4, 1e-3)
+    for name, cell in cells.items():
+        assert cell.settings["optimiser"] == "adam"
+        assert cell.settings["normalise"] == "pixel"
+        assert (cell.settings["newcomers"] == 50) == (
+            name not in ("fedavg-iid", "centralised") and not name.endswith("-local")
+        )
+    assert "fedmeta-metasgd-new" in {c.name for c in S1().cells(Ask("cifar10", "source"))}
+
+
+def test_s1_shows_rows_of_both_kinds_and_where_the_source_ended(in_tmp):
+    class Short(S1):
+        def cells(self, ask):
+            few = {"data": "digits", "clients": 10, "newcomers": 10, "rounds": 2, "eval_every": 1}
+            return [
+                Cell(c.name, c.method, {**c.settings, **few})
+                for c in super().cells(ask)
+                if c.name in ("fedavg-meta", "fedmeta-per-maml-new")
+            ]
+
+    ask = Ask("mnist", "source", "quick")
+    results = ran(Short(), ask)
+    reference, local, new = write_report(Short(), ask, results, Path("s"))
+    plain = results["fedavg-meta"][0].summary
+    rows = {row[0]: row for row in local.rows}
+    assert rows["FedAvg"][2] == f"{100 * plain['before_micro']:.2f}"
+    assert rows["FedAvg"][3] == f"{100 * plain['before_micro'] - 85.03:+.2f}"
+    assert rows["FedAvgMeta"][2] == f"{100 * plain['micro']:.2f}"
+    assert rows["majority class"][2] == f"{100 * plain['majority']:.2f}"
+    assert rows["FedMeta-Per(MAML)"][2] == "–"  # its cell for local clients is another
+    rows = {row[0]: row for row in new.rows}
+    found = results["fedmeta-per-maml-new"][0].summary
+    assert rows["FedMeta-Per(MAML)"][2] == f"{100 * found['new_micro']:.2f}"
+    assert reference.rows[2][1] == f"{100 * plain['before_micro']:.2f}"
+    first = S1().pictures(ask, results)[0]
+    assert set(first.curves) == {"FedAvg", "FedAvgMeta"}
+    assert first.marks["FedAvg"] == pytest.approx({"micro": 0.8503, "new_micro": 0.8392})
+    assert first.curves["FedAvg"][0]["new_micro"].notna().all()
+    assert Path("s/figure-5.1.png").stat().st_size > 5000
+
+
+def test_the_best_methods_of_a_square_are_those_within_a_point():
+    from types import SimpleNamespace as Run
+
+    def runs(*scores):
+        return [Run(summary={"micro": s, "new_micro": s, "majority": 0.5}) for s in scores]
+
+    results = {
+        "fedper-classes2-1": runs(0.9, 0.92), "ditto-classes2-1": runs(0.905, 0.905),
+        "fedavg-classes2-1": runs(0.7, 0.8), "local-classes2-1": runs(0.99, 0.99),
+    }  # fmt: skip
+    ask = Ask("digits", "tuned")
+    local, new = (best(ask, results, p, "classes:2", 1.0) for p in ("local", "new"))
+    assert [name for name, _ in local] == ["local training"]
+    assert [name for name, _ in new] == ["FedPer", "Ditto"]  # nobody has it to give
+    assert best(ask, results, "new", "iid", 1.0) == []
 
 
 def short_swaps(*kept):

@@ -138,6 +138,10 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
                     f"The method is {named}, and --set says {chosen['method']}: give one of them."
                 )
             read = read_config(file) if file else {}
+            if "tuned" in read:
+                from fedloom.experiment.tune import chosen_for
+
+                read = chosen_for(read, named, file)
             _check_files(read, {"method": named, **given, **chosen})
             command(**words, settings=merge(read, given, chosen))
 
@@ -567,6 +571,112 @@ def _print_pictures(*files: Path | None) -> None:
 
 
 @app.command()
+@_with_settings("seed", "tune_share")
+def tune(
+    methods: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(help="Methods, as in `fedloom run`.", show_default=False),
+    ] = None,
+    search: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--search",
+            metavar="NAME=RANGE",
+            help="A setting, or an option of methods, and where to look: lr=log:1e-4..0.3, "
+            "alpha=0.01|0.1, ditto:lam=log:0.01..10 for one method alone. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    study: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--study",
+            metavar="NAME",
+            help="Take methods, settings and ranges from a study, for its tuned preset.",
+            show_default=False,
+        ),
+    ] = None,
+    runs: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--runs", min=1, help="Tries of each method.", show_default=False),
+    ] = None,
+    minutes: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--minutes", help="Time of each method's runs, in place of --runs.", show_default=False
+        ),
+    ] = None,
+    halving: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--halving",
+            metavar="N",
+            help="Train all tries a while and go on with the best of every N, until the last have "
+            "all rounds.",
+            show_default="all tries have all rounds",
+        ),
+    ] = None,
+    by: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--by",
+            metavar="SCORE",
+            help="What counts: macro, micro, worst10, f1, new_micro, ..., or several: "
+            "micro+new_micro.",
+            show_default="macro; with --study, micro+new_micro",
+        ),
+    ] = None,
+    share: Annotated[
+        float,
+        typer.Option(
+            "--share", help="Share of the clients' training data that stands in for test data."
+        ),
+    ] = 0.25,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each try.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The first seed.")] = 0,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=0, help="Runs at a time; 0: as many as cores.")
+    ] = 0,
+    out: Out = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Search for good settings of methods, with the same budget for each, on training data only.
+
+    Writes chosen.yaml, which `fedloom run METHOD --config` and `fedloom study --values` read, and
+    tries.csv. The same command goes on after an interruption.
+    """
+    from fedloom.engine.choose import cores
+    from fedloom.experiment.study import Ask
+    from fedloom.experiment.tune import Range, Search, concerns, run_search
+    from fedloom.report.terminal import StudyProgress, print_tuning
+
+    given = {k: v for k, v in (settings or {}).items() if k not in ("method", "params", "seed")}
+    space: dict[str, Range] = {}
+    if study is not None:
+        from fedloom.studies import find
+
+        known = find(study)
+        ask = Ask(given.get("data", known.data[0]), "tuned", "full")
+        given = known.to_search(ask) | given
+        methods, by = methods or list(known.methods), by or "micro+new_micro"
+        space |= {n: r for n, r in known.space.items() if concerns(n, methods)}
+    for word in search or ():
+        name, sign, text = word.partition("=")
+        if not sign:
+            raise FedloomError(
+                f"--search takes NAME=RANGE, such as lr=log:1e-4..0.3, not '{word}'."
+            )
+        space[name.strip()] = Range.parse(text.strip())
+    asked = Search(
+        tuple(methods or ()), space, runs, None if minutes is None else 60 * minutes, halving,
+        by or "macro", seeds, seed, {**given, "tune_share": share},
+    )  # fmt: skip
+    with StudyProgress() as progress:
+        found = run_search(asked, out or Path("runs") / "tune", jobs or cores(), progress)
+    print_tuning(found)
+
+
+@app.command()
 def study(
     name: Annotated[
         Optional[str],  # noqa: UP045
@@ -590,6 +700,15 @@ def study(
     workers: Annotated[
         int, typer.Option("--workers", min=0, help="Runs at a time; 0: as many as cores.")
     ] = 0,
+    values: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--values",
+            metavar="FILE.yaml",
+            help="What `fedloom tune` chose, for a preset that takes it.",
+            show_default="what comes with the study",
+        ),
+    ] = None,
     out: Out = None,
 ) -> None:
     """Run a whole study: its runs in parallel, then its tables and figures.
@@ -605,7 +724,9 @@ def study(
         print_studies(STUDIES)
         return
     chosen = find(name)
-    ask = Ask(data or chosen.data[0], preset or chosen.presets[0], scale, seeds, tuple(only or ()))
+    ask = Ask(
+        data or chosen.data[0], preset or chosen.presets[0], scale, seeds, tuple(only or ()), values
+    )
     folder = out or Path("runs") / f"study-{name}-{ask.data}-{ask.preset}-{ask.scale}"
     with StudyProgress() as progress:
         results = run_study(chosen, ask, folder, workers or cores(), progress)

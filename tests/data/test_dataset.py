@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.data.dataset import Dataset, from_arrays
-from fedloom.data.images import Joined, channel_scale, positions
+from fedloom.data.images import Joined, channel_scale, laid_out, positions
 from fedloom.errors import FedloomError
 
 
@@ -201,3 +201,34 @@ def test_a_share_of_everything_is_refused() -> None:
 def test_a_dataset_checks_itself(small: Dataset, change: dict[str, object], message: str) -> None:
     with pytest.raises(FedloomError, match=message):
         dataclasses.replace(small, **change)  # type: ignore[arg-type]
+
+
+def test_images_are_put_on_other_scales() -> None:
+    x = np.array([[[[0, 255]]], [[[51, 255]]], [[[102, 255]]]], np.uint8)
+    data = from_arrays(x, [0, 1, 0], x, [0, 1, 0])
+
+    def fed(scale: str) -> list[list[float]]:
+        found = data.normalised(scale)
+        mean, std = (laid_out(v, found.shape) for v in (found.mean, found.std))
+        return ((x / 255 - mean) / std)[:, 0, 0].round(3).tolist()
+
+    assert fed("unit") == [[0.0, 1.0], [0.2, 1.0], [0.4, 1.0]]
+    assert fed("half") == [[-1.0, 1.0], [-0.6, 1.0], [-0.2, 1.0]]
+    spread = np.std([0, 51, 102]) + 0.001  # S1's; the second pixel is the same in all images
+    assert fed("pixel") == [[round(v / spread, 3), 0.0] for v in (-51, 0, 51)]
+    assert data.normalised("standard") is data
+    with pytest.raises(FedloomError, match="Did you mean 'pixel'"):
+        data.normalised("pixels")
+
+
+def test_pixels_of_pooled_data_are_measured_on_all_of_it() -> None:
+    x = np.arange(8, dtype=np.uint8).reshape(4, 1, 1, 2)
+    data = from_arrays(x[:2], [0, 1], x[2:], [0, 1]).pooled().normalised("pixel")
+    assert data.mean == pytest.approx((3 / 255, 4 / 255))
+
+
+def test_held_out_rows_have_no_say_in_the_scale_of_pixels() -> None:
+    x = np.random.default_rng(0).integers(0, 255, (40, 1, 2, 2)).astype(np.uint8)
+    data = from_arrays(x, np.arange(40) % 2)
+    rows = np.delete(np.arange(40), data.held_out)
+    assert data.normalised("pixel").mean == pytest.approx((x[rows].mean(0) / 255).ravel())

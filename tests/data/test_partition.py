@@ -427,7 +427,7 @@ def test_too_few_and_too_many_clients_are_refused(clients: int) -> None:
 def test_every_recipe_is_listed_with_its_grammar() -> None:
     listed = partitioners()
     assert [name for name, _, _ in listed] == [
-        "iid", "dirichlet", "classes", "shards", "quantity", "skew", "file",
+        "iid", "dirichlet", "classes", "ring", "shards", "quantity", "skew", "file",
     ]  # fmt: skip
     assert all(grammar.startswith(name) and about for name, grammar, about in listed)
 
@@ -473,3 +473,55 @@ def test_the_client_of_every_row_is_given_for_every_row() -> None:
         given_as.fitting("It", 2, 4)
     with pytest.raises(FedloomError, match=r"for 2 clients, not 50\. Set clients to 2"):
         given_as.fitting("It", 50, 3)
+
+
+def test_a_ring_deals_neighbours_to_all() -> None:
+    y = np.repeat(np.arange(5), 40)
+    dealt = partition("ring:2", y, 10, seed=0)
+    for client in range(10):
+        assert set(y[dealt[client]]) == {client % 5, (client + 1) % 5}
+    assert dealt.label_counts(y, 5).max() == 10
+    assert len(dealt.indices) == len(y)
+
+
+def test_s1_cifar_recipe_has_the_sources_sizes() -> None:
+    y = np.repeat(np.arange(10), 6000)
+    sizes = {
+        seed: partition("ring:2,shares=lognormal,draws=1", y, 50, seed).sizes for seed in (0, 7)
+    }
+    assert (sizes[0].sum(), sizes[0].min(), sizes[0].max()) == (52_497, 506, 1_986)
+    assert sizes[0].mean() == pytest.approx(1_049.94)
+    assert sizes[0].std() == pytest.approx(250, abs=1)
+    assert np.array_equal(sizes[0], sizes[7])
+    other = partition("ring:2,shares=lognormal", y, 50, seed=0).sizes
+    assert not np.array_equal(sizes[0], other)
+
+
+def test_s1_mnist_recipe_is_near_the_sources_sizes() -> None:
+    counts = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)
+    y = np.repeat(np.arange(10), counts)
+    sizes = partition("ring:2,shares=cuts,draws=1", y, 50, seed=0).sizes
+    # S1: 69,909 samples, 135 to 5,201, std 1,424
+    assert (sizes.sum(), sizes.min(), sizes.max()) == (70_000, 137, 5_201)
+    assert sizes.std() == pytest.approx(1_366, abs=1)
+
+
+@pytest.mark.parametrize("shares", ["cuts", "lognormal"])
+def test_uneven_rings_deal_something_of_every_class_to_its_holders(shares: str) -> None:
+    y = np.repeat(np.arange(4), 30)
+    dealt = partition(f"ring:3,shares={shares}", y, 8, seed=3)
+    assert ((dealt.label_counts(y, 4) > 0).sum(1) == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("ring:2,shares=odd", "Unknown option shares"),
+        ("ring:2,draws=1", "draws would do nothing"),
+        ("ring:9", "cannot hold 9 classes"),
+        ("ring:0", "at least 1"),
+    ],
+)
+def test_rings_that_cannot_be_are_refused(spec: str, said: str) -> None:
+    with pytest.raises(FedloomError, match=said):
+        partition(spec, np.repeat(np.arange(4), 30), 8, seed=0)

@@ -220,7 +220,7 @@ def test_newcomers_that_cannot_be_are_refused() -> None:
     with pytest.raises(FedloomError, match="Set test_share above 0"):
         federate(plain(100), "iid", 5, 0, test_share=0, newcomers=3)
     with pytest.raises(FedloomError, match=r"newcomers cannot be dealt their data\. .*must hold"):
-        federate(plain(100), "iid", 5, 0, newcomers=50)
+        federate(plain(100), "iid", 5, 0, newcomers=20)
     with pytest.raises(FedloomError, match="newcomers must be at least 0"):
         federate(plain(100), "iid", 5, 0, newcomers=-1)
 
@@ -251,3 +251,48 @@ def test_a_federation_can_be_sent_to_another_process() -> None:
     copy = pickle.loads(pickle.dumps(f))
     for client in range(15):
         assert np.array_equal(copy.indices(client, "test-query"), f.indices(client, "test-query"))
+
+
+@pytest.mark.parametrize("shares", ["even", "cuts", "lognormal"])
+def test_newcomers_of_a_ring_share_no_pair_with_clients(shares: str) -> None:
+    spec = f"ring:2,shares={shares}"
+    f = federate(plain(6_000), spec, 20, 3, test_share=0.25, newcomers=20, newcomer_partition=spec)
+    pairs = [
+        {frozenset(np.flatnonzero(f.classes_of(c)).tolist()) for c in who}
+        for who in (range(20), f.newcomer_ids)
+    ]
+    assert len(pairs[0]) == len(pairs[1]) == 10
+    assert all(len(pair) == 2 for pair in pairs[0] | pairs[1])
+    assert not pairs[0] & pairs[1]
+    sizes = f.newcomers.sizes
+    assert (sizes.max() > 2 * sizes.min()) == (shares != "even")
+    assert set(f.newcomers.indices) <= set(f.global_test())
+
+
+def test_newcomers_may_be_dealt_by_any_recipe_that_names_no_rows() -> None:
+    common = {"test_share": 0.5, "newcomers": 4}
+    mixed = federate(plain(2_000), "iid", 4, 0, newcomer_partition="iid", **common)
+    assert all(mixed.classes_of(c).all() for c in mixed.newcomer_ids)
+    with pytest.raises(FedloomError, match="names rows"):
+        federate(plain(2_000), "iid", 4, 0, newcomer_partition="file:a.json", **common)
+    with pytest.raises(FedloomError, match="No ring of 4 classes was found"):
+        federate(plain(2_000, classes=4), "ring:2", 4, 0, newcomer_partition="ring:2", **common)
+
+
+def test_a_test_part_can_be_cut_class_by_class() -> None:
+    f = federate(plain(3_000), "dirichlet:0.3", 12, 0, test_share=0.25, by_class=True)
+    mixed = federate(plain(3_000), "dirichlet:0.3", 12, 0, test_share=0.25)
+    assert np.array_equal(f.sizes("test"), [f.size(c, "test") for c in range(12)])
+    differ = False
+    for client in range(12):
+        test = f.indices(client, "test")
+        held = f.label_counts(client)
+        found = np.bincount(f.dataset.y[test], minlength=10)
+        assert np.array_equal(found, np.floor(0.25 * held))
+        parts = [f.indices(client, p) for p in ("test-support", "test-query", "train-support",
+                                                "train-query")]  # fmt: skip
+        assert sorted(np.concatenate(parts)) == sorted(f.indices(client))
+        assert len(parts[0]) == max(int(0.2 * len(test)), min(len(test) - 1, 1), 0)
+        other = np.bincount(f.dataset.y[mixed.indices(client, "test")], minlength=10)
+        differ |= not np.array_equal(found, other)
+    assert differ

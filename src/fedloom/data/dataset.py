@@ -18,15 +18,17 @@ from fedloom.data.images import (
     Joined,
     channel_scale,
     chunks,
-    column_scale,
     empty_like,
     noun,
+    pixel_scale,
+    unit_of,
 )
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
 
 __all__ = ["Dataset", "Images", "as_images", "from_arrays", "hold_out", "measured", "stratified"]
 
+SCALES = ("standard", "unit", "pixel", "half")
 _CLASSES_CHECKED = 20  # samples; fewer may well have as many classes
 
 Labels = npt.ArrayLike | Sequence[Hashable]
@@ -37,9 +39,9 @@ class Dataset:
     """Images (N, C, H, W), labels 0..n_classes-1, and the scale that normalises a batch.
 
     A network is fed `(x / 255 - mean) / std` for uint8 images and `(x - mean) / std` for others,
-    channel by channel; a table (1, 1, F) may have a mean and std for every column instead. Rows are
-    in the order of the user's file. Where that has no test part, `held_out` are the rows of `x`
-    that stand in for one.
+    channel by channel; there may be a mean and std for every pixel instead, as tables (1, 1, F)
+    have them for every column. Rows are in the order of the user's file. Where that has no test
+    part, `held_out` are the rows of `x` that stand in for one.
     """
 
     name: str
@@ -64,7 +66,7 @@ class Dataset:
                 f"{_look(self.x)} and {_look(self.x_test)}. Give both the same shape and type."
             )
         channels, height, width = self.shape
-        scaled = {channels, width} if channels == height == 1 else {channels}
+        scaled = {channels, channels * height * width}
         finite = np.isfinite([*self.mean, *self.std]).all()
         if (
             not (len(self.mean) == len(self.std) and len(self.mean) in scaled)
@@ -73,7 +75,8 @@ class Dataset:
         ):
             raise FedloomError(
                 f"'{self.name}' has {channels} channel(s): give one mean and one "
-                f"positive std for each, not mean={self.mean} and std={self.std}."
+                f"positive std for each (or for each pixel), not mean={self.mean} and "
+                f"std={self.std}."
             )
         if len(self.held_out) and len(self.x_test):
             raise FedloomError(f"'{self.name}' has a test part, so no rows can be held out for it.")
@@ -109,6 +112,26 @@ class Dataset:
             y_test=np.empty(0, np.int64),
         )
 
+    def normalised(self, scale: str) -> Dataset:
+        """The same images on another scale: `unit` leaves bytes at 0..1, `half` puts them at -1..1,
+        `pixel` centres and scales every pixel by itself, `standard` is how data sets come.
+
+        S1 adds 0.001 to the spread of a pixel of bytes (0..255), as some are the same in all
+        images.
+        """
+        if scale not in SCALES:
+            raise unknown("scale", scale, SCALES)
+        if scale == "standard":
+            return self
+        if scale == "pixel":
+            means, stds = pixel_scale(self.x, self.training_rows if len(self.held_out) else None)
+            if self.x.dtype == np.uint8:
+                stds = tuple(s + 0.001 / unit_of(self.x.dtype) for s in stds)
+        else:
+            mean, std = (0.0, 1.0) if scale == "unit" else (0.5, 0.5)
+            means, stds = (mean,) * self.shape[0], (std,) * self.shape[0]
+        return dataclasses.replace(self, mean=means, std=stds)
+
 
 def measured(
     name: str,
@@ -122,7 +145,7 @@ def measured(
     """A data set whose mean and std are measured on its training images, of a `table` column by
     column."""
     _check_images(f"The training {noun(x.shape)} of '{name}'", x)  # bad images have no mean
-    mean, std = (column_scale if table else channel_scale)(x)
+    mean, std = (pixel_scale if table else channel_scale)(x)
     y, y_test = y.astype(np.int64), y_test.astype(np.int64)
     return Dataset(name, x, y, x_test, y_test, tuple(classes), mean, std)
 
@@ -177,7 +200,7 @@ def hold_out(
     _check_labels(f"The labels of '{name}'", y, len(x), len(classes))
     held_out = np.flatnonzero(stratified(y, test_share, seed))
     rows = np.delete(np.arange(len(y)), held_out)
-    mean, std = (column_scale if table else channel_scale)(x, rows)
+    mean, std = (pixel_scale if table else channel_scale)(x, rows)
     nobody = np.empty(0, np.int64)
     return Dataset(
         name, x, y.astype(np.int64), empty_like(x), nobody, tuple(classes), mean, std, held_out

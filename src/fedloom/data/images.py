@@ -107,22 +107,23 @@ def channel_scale(x: Images, rows: npt.NDArray[np.int64] | None = None) -> Scale
     return tuple((mean / unit).tolist()), tuple((std / unit).tolist())
 
 
-def column_scale(x: Images, rows: npt.NDArray[np.int64] | None = None) -> Scale:
-    """Mean and std of every column of a table, (N, 1, 1, F): columns have units of their own."""
-    mean, square = np.zeros(x.shape[3]), np.zeros(x.shape[3])
+def pixel_scale(x: Images, rows: npt.NDArray[np.int64] | None = None) -> Scale:
+    """Mean and std of every pixel of all images, or of every column of a table, (N, 1, 1, F):
+    columns have units of their own."""
+    mean, square = np.zeros(x.shape[1:]), np.zeros(x.shape[1:])
     count = max(len(x if rows is None else rows), 1)
     for _, some in chunks(x, rows):
-        mean += some.sum(axis=(0, 1, 2), dtype=np.float64) / count
+        mean += some.sum(axis=0, dtype=np.float64) / count
     for _, some in chunks(x, rows):  # a second look: columns may be far from 0 for their spread
-        square += np.square(some - mean).sum(axis=(0, 1, 2)) / count
-    std = np.sqrt(square)
+        square += np.square(some - mean).sum(axis=0) / count
+    mean, std = mean.reshape(-1), np.sqrt(square).reshape(-1)
     std[std <= np.maximum(1e-7 * np.abs(mean), 1e-30)] = unit_of(x.dtype)  # constant in float32
     unit = unit_of(x.dtype)
     return tuple((mean / unit).tolist()), tuple((std / unit).tolist())
 
 
 def laid_out(values: Sequence[float], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """A scale's values, to be broadcast over images (C, H, W): one for each channel, or, of a table
-    (1, 1, F), for each column."""
-    one = (-1, 1, 1) if len(values) == shape[0] else (1, 1, -1)
+    """A scale's values, to be broadcast over images (C, H, W): one for each channel, or for each
+    pixel."""
+    one = (-1, 1, 1) if len(values) == shape[0] else shape
     return np.asarray(values, np.float64).reshape(one)

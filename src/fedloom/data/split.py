@@ -9,6 +9,7 @@ training client has (S1 §4.1).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from math import comb
 from typing import Any
@@ -16,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, stratified
+from fedloom.data.images import empty_like
 from fedloom.data.partition import Partition, names_rows, parse, partition
-from fedloom.data.partition.classes import deal_classes, reserved
-from fedloom.data.partition.deal import ClassSets, Dealing
+from fedloom.data.partition.classes import reserved
+from fedloom.data.partition.deal import ClassSets
 from fedloom.data.public import Wish, set_aside
 from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
@@ -35,8 +37,8 @@ class Federation:
     """A data set, who holds what of it, and the parts of everyone's data.
 
     Clients 0..n_clients-1 take part in training; `newcomer_ids` follow them, and their samples
-    are the training clients' test data, dealt anew. `dealt` is the partition as it was before the
-    server set a public share aside.
+    are the training clients' test data, dealt anew. `by_class` cuts the test part off class by
+    class. `dealt` is the partition as it was before the server set a public share aside.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Federation:
         validation_share: float = 0.0,
         newcomers: int = 0,
         newcomer_classes: int = 2,
+        newcomer_partition: str | None = None,
+        by_class: bool = False,
         dealt: Partition | None = None,
     ) -> None:
         if not 0 <= test_share < 1:
@@ -64,18 +68,22 @@ class Federation:
         self.validation_share = validation_share
         self.test_share, self.support_share = test_share, support_share
         self.dealt = partition if dealt is None else dealt
-        self._cuts: dict[tuple[int, str, bool], tuple[int, int]] = {}  # of as many samples
+        self.by_class = by_class
+        self._cuts: dict[tuple[int, int, str], tuple[int, int]] = {}  # of as many samples
         self.n_clients = len(partition)
         self.newcomer_ids = range(self.n_clients, self.n_clients + newcomers)
-        self.newcomers = self._deal_newcomers(newcomers, newcomer_classes)
+        spec = newcomer_partition or f"classes:{newcomer_classes}"
+        self.newcomers = self._deal_newcomers(newcomers, spec)
 
     def indices(self, client: int, part: str = "all") -> IntArray:
         """The samples of this part of the client's data, as indices into `dataset.x`."""
         held = self._held(client)
-        start, stop = self._cut(len(held), part, client >= self.n_clients)
+        start, stop = self._cut(client, part)
         if start == 0 and stop == len(held):
             return held
         order = stream(self.seed, "split", client).permutation(len(held))
+        if self.by_class and client < self.n_clients:
+            order = self._test_first(held, order)
         return held[order[start:stop]]
 
     def some_clients(self, purpose: str, most: int) -> IntArray:
@@ -103,12 +111,12 @@ class Federation:
 
     def size(self, client: int, part: str = "all") -> int:
         """The number of samples in the part, without drawing it."""
-        start, stop = self._cut(len(self._held(client)), part, client >= self.n_clients)
+        start, stop = self._cut(client, part)
         return stop - start
 
     def sizes(self, part: str = "all") -> IntArray:
         """`size` of every training client."""
-        start, stop = self._bounds(self.partition.sizes, part, newcomer=False)
+        start, stop = self._bounds(self.partition.sizes, self._test_sizes, part)
         return stop - start
 
     def classes_of(self, client: int) -> npt.NDArray[np.bool_]:
@@ -141,23 +149,44 @@ class Federation:
             return self.newcomers[client - self.n_clients]
         return self.partition[client]
 
-    def _cut(self, n: int, part: str, newcomer: bool) -> tuple[int, int]:
+    @cached_property
+    def _test_sizes(self) -> IntArray:
+        """The number of test samples of every training client."""
+        if not self.by_class:
+            return _share(self.partition.sizes, self.test_share)
+        held = self.partition.label_counts(self.dataset.y, self.dataset.n_classes)
+        return _share(held, self.test_share).sum(axis=1)
+
+    def _test_first(self, held: IntArray, order: IntArray) -> IntArray:
+        """The order with so many of each class in front as are test samples."""
+        labels = self.dataset.y[held[order]]
+        test = np.zeros(len(order), bool)
+        for label in np.unique(labels):
+            mine = np.flatnonzero(labels == label)
+            test[mine[: int(_share(np.asarray(len(mine)), self.test_share))]] = True
+        return np.concatenate([order[test], order[~test]])
+
+    def _cut(self, client: int, part: str) -> tuple[int, int]:
         """`_bounds` of one client; asked for several times a round by each, so it is kept."""
-        found = self._cuts.get((n, part, newcomer))
+        n = len(self._held(client))
+        test = n if client >= self.n_clients else int(self._test_sizes[client])
+        found = self._cuts.get((n, test, part))
         if found is None:
-            start, stop = self._bounds(n, part, newcomer=newcomer)
-            found = self._cuts[n, part, newcomer] = int(start), int(stop)
+            start, stop = self._bounds(n, test, part)
+            found = self._cuts[n, test, part] = int(start), int(stop)
         return found
 
-    def _bounds(self, n: int | IntArray, part: str, *, newcomer: bool) -> tuple[IntArray, IntArray]:
-        """Where the part starts and stops among n shuffled samples, of one client or of many.
+    def _bounds(
+        self, n: int | IntArray, test: int | IntArray, part: str
+    ) -> tuple[IntArray, IntArray]:
+        """Where the part starts and stops among n shuffled samples, of one client or of many, with
+        so many test samples.
 
         The order is test-support, test-query, train-support, train-query, validation.
         """
         if part not in PARTS:
             raise unknown("part of a client's data", part, PARTS)
-        everything = np.asarray(n, np.int64)
-        test = everything if newcomer else _share(everything, self.test_share)
+        everything, test = np.asarray(n, np.int64), np.asarray(test, np.int64)
         trained = everything - _some(everything - test, self.validation_share)
         start, stop = {
             "all": (np.zeros_like(test), everything),
@@ -172,16 +201,39 @@ class Federation:
             start = start + support
         return start, stop
 
-    def _deal_newcomers(self, count: int, k: int) -> Partition:
-        """Deal the clients' test data to newcomers, k classes each, in unseen combinations."""
+    def _deal_newcomers(self, count: int, spec: str) -> Partition:
+        """Deal the clients' test data to newcomers; those who get K classes each (`classes:K`,
+        `ring:K`) get combinations that no client has."""
         if count == 0:
             return Partition.of_lists([])
+        if names_rows(spec):
+            raise FedloomError(
+                f"newcomer_partition={spec} names rows, and newcomers are dealt the test data of "
+                "the clients. Give a recipe, such as classes:2 or dirichlet:0.5."
+            )
+        name, parsed = parse(spec)
+        k = parsed.integer("K", parsed.argument, low=1) if name in ("classes", "ring") else None
         pool = self._everyones_test
         if len(pool) == 0:
             raise FedloomError(
                 "Newcomers are dealt the test data of the clients, and there is none. "
                 "Set test_share above 0."
             )
+        y, n_classes = self.dataset.y, self.dataset.n_classes
+        taken = frozenset[frozenset[int]]()
+        if k is not None:
+            taken = self._taken(pool, k)
+        try:
+            dealt = partition(
+                spec, y[pool], count, self.seed, n_classes=n_classes, reserve=taken,
+                purpose="newcomers",
+            )  # fmt: skip
+        except FedloomError as error:
+            raise FedloomError(f"The newcomers cannot be dealt their data. {error}") from None
+        return Partition(pool[dealt.indices], dealt.offsets, dealt.note)
+
+    def _taken(self, pool: IntArray, k: int) -> ClassSets:
+        """The clients' combinations of classes, if they leave one of k classes to newcomers."""
         y, n_classes = self.dataset.y, self.dataset.n_classes
         taken = self.partition.class_sets(y, n_classes)
         present = frozenset(np.unique(y[pool]).tolist())
@@ -195,12 +247,7 @@ class Federation:
                 f"have all {comb(len(present), k)}. Take fewer clients, or another number of "
                 "classes for newcomers."
             )
-        dealing = Dealing(y[pool], count, n_classes, stream(self.seed, "newcomers"), reserve=taken)
-        try:
-            dealt = deal_classes(dealing, k)
-        except FedloomError as error:
-            raise FedloomError(f"The newcomers cannot be dealt their data. {error}") from None
-        return Partition(pool[dealt.indices], dealt.offsets, dealt.note)
+        return taken
 
 
 def deal(
@@ -209,8 +256,10 @@ def deal(
     clients: int,
     seed: int,
     reserve: ClassSets = frozenset(),
+    share: float = 1.0,
 ) -> tuple[Dataset, Partition]:
-    """The data set as it is dealt, and who holds which of its rows.
+    """The data set as it is dealt, and who holds which of its rows; of less than all, the same
+    `share` of every class.
 
     A partition that names rows means those of the user's file: of data without a test part,
     nothing is held out then.
@@ -220,6 +269,8 @@ def deal(
     if isinstance(spec, Partition):
         return dataset, spec.fitting("The partition", clients, len(dataset.y))
     rows = dataset.training_rows
+    if share < 1:
+        rows = rows[stratified(dataset.y[rows], share, seed, "data-share")]
     labels, n_classes = dataset.y[rows], dataset.n_classes
     dealt = partition(spec, labels, clients, seed, n_classes=n_classes, reserve=reserve)
     return dataset, Partition(rows[dealt.indices], dealt.offsets, dealt.note)
@@ -247,40 +298,79 @@ def federate(
     validation_share: float = 0.0,
     newcomers: int = 0,
     newcomer_classes: int = 2,
+    newcomer_partition: str | None = None,
+    by_class: bool = False,
+    normalise: str = "standard",
     public: str = "none",
+    tune_share: float = 0.0,
+    data_share: float = 1.0,
 ) -> Federation:
     """Deal a data set to clients by the recipe `spec`, or as a partition says, pooling its parts
-    first if asked to; what is `public` of it goes to the server."""
+    first if asked to and putting its images on another scale; what is `public` of it goes to the
+    server. With a `tune_share` there is no test data at all: that share of everybody's training
+    data stands in for it."""
     if newcomers < 0 or newcomer_classes < 1:
         raise FedloomError("newcomers must be at least 0, and newcomer_classes at least 1.")
     if pool:
         dataset = dataset.pooled()
-    reserve = _reserve(spec, dataset, seed, newcomers, newcomer_classes)
-    dataset, dealt = deal(dataset, spec, clients, seed, reserve)
+    dataset = dataset.normalised(normalise)
+    reserve = _reserve(spec, dataset, seed, newcomers, newcomer_partition, newcomer_classes)
+    if data_share < 1 and names_rows(spec):
+        raise FedloomError(
+            f"data_share={data_share:g} would do nothing: this partition names the rows that "
+            "clients hold. Leave it out."
+        )
+    dataset, dealt = deal(dataset, spec, clients, seed, reserve, data_share)
     share = Wish.parse(public).share
+    held = set_aside(dealt, dataset.y, share, seed) if share else dealt
+    if tune_share:
+        cut = Federation(dataset, held, seed=seed, test_share=test_share, by_class=by_class)
+        dataset, held, dealt = _without_test(cut, dealt)
+        test_share = tune_share
     return Federation(
         dataset,
-        set_aside(dealt, dataset.y, share, seed) if share else dealt,
+        held,
         seed=seed,
         test_share=test_share,
         support_share=support_share,
         validation_share=validation_share,
         newcomers=newcomers,
         newcomer_classes=newcomer_classes,
+        newcomer_partition=newcomer_partition,
+        by_class=by_class,
         dealt=dealt,
     )
 
 
 def _reserve(
-    spec: str | Partition, dataset: Dataset, seed: int, newcomers: int, k: int
+    spec: str | Partition, dataset: Dataset, seed: int, newcomers: int, new: str | None, k: int
 ) -> ClassSets:
     """Combinations of k classes to hold back for newcomers, where clients would take them all."""
     if isinstance(spec, Partition) or newcomers == 0:
         return frozenset()
+    if new is not None:
+        wanted, given = parse(new)
+        if wanted != "classes":
+            return frozenset()
+        k = given.integer("K", given.argument, low=1)
     name, parsed = parse(spec)
     if name != "classes" or parsed.integer("K", parsed.argument, low=1) != k:
         return frozenset()
     return reserved(np.unique(dataset.y), k, newcomers, stream(seed, "reserve"))
+
+
+def _without_test(cut: Federation, dealt: Partition) -> tuple[Dataset, Partition, Partition]:
+    """A data set without a common test part, and the clients' training data alone: what they hold,
+    and what they were dealt before some of it was made public."""
+    nobody = np.empty(0, np.int64)
+    data = replace(cut.dataset, x_test=empty_like(cut.dataset.x), y_test=nobody, held_out=nobody)
+    held, before = [], []
+    for client in range(cut.n_clients):
+        train = cut.indices(client, "train")
+        held.append(train.tolist())
+        public = np.setdiff1d(dealt[client], cut.partition[client])
+        before.append(np.concatenate([train, public]).tolist())
+    return data, Partition.of_lists(held, dealt.note), Partition.of_lists(before, dealt.note)
 
 
 def _some(n: IntArray, share: float) -> IntArray:

@@ -200,11 +200,11 @@ class Shelf:
         return None if self._augment else self.raw
 
     def batch(self, positions: np.ndarray) -> Batch:
-        """Images and labels at these positions; rows of positions give rows of batches."""
+        """Images and labels at these positions; rows of positions give several batches."""
         if positions.ndim == 2:
-            flat = self.batch(positions.reshape(-1))
-            images = flat.x.unflatten(0, positions.shape)
-            return Batch(images, flat.y.view(positions.shape))
+            there = positions >= 0
+            flat = self.batch(positions[there])
+            return replace(flat, lengths=tuple(there.sum(1).tolist()))
         if self.raw is not None:
             at = torch.from_numpy(positions).to(self.source.device)
             x, y = self.raw[0].index_select(0, at), self.raw[1].index_select(0, at)

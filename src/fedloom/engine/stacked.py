@@ -27,7 +27,7 @@ from fedloom.engine.batches import Shelf
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
 from fedloom.errors import FedloomError, telling_memory
-from fedloom.local.rule import Back, Batch, Context, LocalRule, Params
+from fedloom.local.rule import Back, Batch, Context, LocalRule, Params, counted
 from fedloom.models.norm import StaticBatchNorm2d, has_batch_norm, has_tracked_norm
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
@@ -291,7 +291,7 @@ class Stacked(OneProcess):
                for b in blocks]  # fmt: skip
         for at in range(0, size, 256):
             parts = [worker.source(b).batch(b.indices[at : at + 256]) for b in blocks]
-            x, y, _ = _pad([p.x for p in parts], [p.y for p in parts])
+            x, y, _ = _pad(parts)
             with torch.inference_mode(), self.setting.autocast(), _told():
                 logits = vmap(forward)(state, x).float()
             for i, (block, part) in enumerate(zip(blocks, parts, strict=True)):
@@ -324,9 +324,11 @@ def _each_alone(
     return grads, losses, moved
 
 
-def _weighed(x: Tensor, y: Tensor, weight: Tensor | None, *rest: Tensor | None) -> Batch:
+def _weighed(
+    x: Tensor, y: Tensor, weight: Tensor | None, held: Tensor | None, at: Tensor | None
+) -> Batch:
     """A batch whose samples have weights: rules have one way to a loss under `vmap`."""
-    return Batch(x, y, x.new_ones(y.shape) if weight is None else weight, *rest)
+    return Batch(x, y, x.new_ones(y.shape) if weight is None else weight, held, at)
 
 
 @dataclass(frozen=True)
@@ -406,22 +408,20 @@ class _Reader:
                     torch.cat([y for _, y in ready]),
                 )
                 self._at[part] = [
-                    [step[part] + at if part in step else _NOTHING for step in job.steps]
+                    [_behind(step[part], at) if part in step else _NOTHING for step in job.steps]
                     for job, at in zip(jobs, first, strict=True)
                 ]
 
     def sizes(self, step: int, active: int) -> np.ndarray:
         """The number of samples that each client has in this step."""
-        return np.array(
-            [sum(at.size for at in job.steps[step].values()) for job in self._jobs[:active]]
-        )
+        return np.array([counted(job.steps[step]) for job in self._jobs[:active]], dtype=np.int64)
 
     def alike(self, step: int, active: int) -> list[list[int]]:
         """The active clients in groups whose batches and narrower nets are of one size."""
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for i, job in enumerate(self._jobs[:active]):
-            shapes = tuple(at.shape for at in job.steps[step].values())
-            groups[shapes, job.widths[step]].append(i)
+            shapes = tuple((at >= 0).sum(-1).tolist() for at in job.steps[step].values())
+            groups[repr(shapes), job.widths[step]].append(i)
         return list(groups.values())
 
     def batch(self, step: int, who: Sequence[int]) -> Stack:
@@ -439,19 +439,19 @@ class _Reader:
                 batches = [
                     job.shelves[part].batch(p) for job, p in zip(jobs, positions, strict=True)
                 ]
-                out[part] = _pad([b.x for b in batches], [b.y for b in batches])
+                out[part] = _pad(batches)
                 if batches[0].at is not None:  # of the public images all have as many
                     at[part] = torch.stack([b.at for b in batches if b.at is not None])
         return {part: (*values, held, at.get(part)) for part, values in out.items()}
 
     def _look_up(self, part: str, positions: list[np.ndarray]) -> Stacked3:
         x, y = self._flat[part]
-        shape, real = _common([p.shape for p in positions])
+        shape, real = _common([p >= 0 for p in positions])
         index = np.empty((len(positions), *shape), dtype=np.int64)
         for i, p in enumerate(positions):
             if real is not None:
                 index[i] = p.flat[0]
-            index[i][_corner(p.shape)] = p
+            index[i][_corner(p.shape)] = np.where(p >= 0, p, p.flat[0])
         flat = torch.from_numpy(index.reshape(-1)).to(x.device)
         shelf = self._jobs[0].shelves[part]
         assert isinstance(shelf, Shelf)  # public images are not looked up here
@@ -460,27 +460,41 @@ class _Reader:
         return images.unflatten(0, index.shape), y.index_select(0, flat).view(index.shape), weight
 
 
-def _pad(xs: list[Tensor], ys: list[Tensor]) -> Stacked3:
+def _pad(batches: Sequence[Batch]) -> Stacked3:
     """Batches of different sizes as one stack, with weights where some are shorter."""
-    shape, real = _common([tuple(y.shape) for y in ys])
-    image = xs[0].shape[len(shape) :]
-    x, y = xs[0].new_zeros(len(xs), *shape, *image), ys[0].new_zeros(len(ys), *shape)
-    for i, (a, b) in enumerate(zip(xs, ys, strict=True)):
-        corner = _corner(tuple(b.shape))
-        x[i][corner], y[i][corner] = a, b
+    masks = [_there(batch) for batch in batches]
+    shape, real = _common(masks)
+    first = batches[0]
+    x = first.x.new_zeros(len(batches), *shape, *first.x.shape[1:])
+    y = first.y.new_zeros(len(batches), *shape)
+    for i, (batch, there) in enumerate(zip(batches, masks, strict=True)):
+        at = tuple(torch.from_numpy(each).to(x.device) for each in np.nonzero(there))
+        x[i][at], y[i][at] = batch.x, batch.y
     return x, y, None if real is None else real.to(x.device)
 
 
-def _common(shapes: list[tuple[int, ...]]) -> tuple[tuple[int, ...], Tensor | None]:
-    """The least shape that holds all of these; and, where they differ, 1 for what is really there,
-    0 for padding."""
-    if len(set(shapes)) == 1:
-        return shapes[0], None
-    least = tuple(map(max, zip(*shapes, strict=True)))
-    real = torch.zeros(len(shapes), *least)
-    for i, shape in enumerate(shapes):
-        real[i][_corner(shape)] = 1.0
+def _there(batch: Batch) -> np.ndarray:
+    """Where a batch, or each of several, has samples, if shorter ones are padded."""
+    if batch.lengths is None:
+        return np.ones(len(batch.y), bool)
+    return np.arange(max(batch.lengths)) < np.array(batch.lengths)[:, None]
+
+
+def _common(masks: Sequence[np.ndarray]) -> tuple[tuple[int, ...], Tensor | None]:
+    """The least shape that holds all of these; and, where they differ or have gaps, 1 for what is
+    really there, 0 for padding."""
+    least = tuple(map(max, zip(*(mask.shape for mask in masks), strict=True)))
+    if all(mask.shape == least and mask.all() for mask in masks):
+        return least, None
+    real = torch.zeros(len(masks), *least)
+    for i, mask in enumerate(masks):
+        real[i][_corner(mask.shape)] = torch.from_numpy(mask).float()
     return least, real
+
+
+def _behind(positions: np.ndarray, start: int) -> np.ndarray:
+    """The same positions behind `start` others; -1 stays what it is."""
+    return np.where(positions >= 0, positions + start, -1)
 
 
 def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:

@@ -27,7 +27,7 @@ from fedloom.errors import FedloomError, telling_memory
 from fedloom.kinds import Declared, Section
 from fedloom.layout import Layout
 from fedloom.local import Batch, LocalRule, Optimiser
-from fedloom.local.rule import Back, Context, Params, Samples
+from fedloom.local.rule import Back, Context, Params, Samples, counted
 from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
 from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
@@ -109,6 +109,8 @@ class Worker:
             indices = self._indices(client, task.data.get(part, part))
             shelves[part] = Shelf(self._train, indices, s.augment, rng)
         sizes = {part: len(shelf) for part, shelf in shelves.items()}
+        if task.budget.support_first:
+            sizes["train-support"] = s.federation.size(client, "train-support")
         steps = rule.plan(sizes, task.budget, stream(s.seed, "batches", task.round, client))
         widths: list[float | None] = [None] * len(steps)
         if rule.narrows:
@@ -230,7 +232,7 @@ class Worker:
                 grad = rule.direction(resident.grad, resident.weights, me)
                 if rule.hands_back == "weights":
                     optimiser.step(resident.weights, grad, memory)
-                size = sum(at.size for at in step.values())
+                size = counted(step)
                 loss_sum += loss.detach() * size
                 seen += size
         return float(loss_sum), seen, data_seconds

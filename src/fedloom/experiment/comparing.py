@@ -144,6 +144,22 @@ def compare(
     return Comparison(results, folder, record)
 
 
+def settings_of_each(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Method → those of the settings that concern it, such that all train and are scored on the
+    same samples."""
+    lines = _lines([Entry.of(method) for method in methods], settings)
+    _drop_idle(lines, alone=False)
+    _on_the_same(lines, None)
+    return {
+        line.label: {
+            key: value
+            for key, value in line.settings.items()
+            if key not in named(line.entry.method)[0].fixed
+        }
+        for line in lines
+    }
+
+
 def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as a file can keep them; of an object, only that there was one."""
     out = {}

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.settings import Config
+from fedloom.local import LocalRule
 from fedloom.method import Method
 from fedloom.select import Whole
 from fedloom.topology import Faults, Peers, Star
@@ -42,6 +43,10 @@ def _idle(config: Config, method: Method) -> Iterator[tuple[str, str]]:
     among = config.topology is not None or isinstance(method.topology, Peers)
     if not among and Faults.parse(config.faults) != Faults.parse("none"):
         yield "faults", "there is a server, and faults are of nodes that meet"
+    if config.order != "mixed" and type(method.local).plan is not LocalRule.plan:
+        yield "order", f"{type(method.local).__name__} plans its steps itself"
+    elif config.order != "mixed" and method.topology.pools:
+        yield "order", "one learner has the data of all clients"
     if method.silent:
         for key, without in _OF_MESSAGES.items():
             if getattr(config, key) != without:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from fedloom.adapt import Adapt
-from fedloom.engine import Engine, Scored, Task
+from fedloom.engine import Engine, Scored, Task, Trained
 from fedloom.experiment.setup import Experiment
-from fedloom.local import Budget, Optimiser
+from fedloom.local import Budget, LocalRule, Optimiser
 from fedloom.metrics.alike import mean_similarity
-from fedloom.metrics.scores import client_scores, summarise
+from fedloom.metrics.scores import MEASURES, client_scores, summarise
 from fedloom.streams import stream
 
 _SCORED_AT_ONCE = 64  # personal models composed in memory at a time
@@ -40,22 +40,30 @@ class Adapting:
 
     def rows(self, engine: Engine, clients: np.ndarray, rows: Tensor) -> Tensor:
         """Each client's row after its adaptation, or as it was where nothing is adapted."""
-        rule = self.adapt.rule
-        if rule is None:
+        if self.adapt.rule is None:
             return rows
+        return torch.stack(self._trained(engine, clients, rows, self.adapt.rule).rows)
+
+    def _trained(
+        self, engine: Engine, clients: np.ndarray, rows: Tensor, rule: LocalRule
+    ) -> Trained:
         optimiser = self.optimiser if self.adapt.lr is None else Optimiser(self.adapt.lr)
-        budget = replace(self.budget, epochs=self.adapt.epochs, steps=None)
+        budget = replace(self.budget, epochs=self.adapt.epochs, steps=None, support_first=False)
         data = dict.fromkeys(rule.parts, self.learns)
         task = Task(rule, budget, optimiser, self.round, data=data)
-        return torch.stack(engine.train(task, clients, rows).rows)
+        return engine.train(task, clients, rows)
 
     def best(self, engine: Engine, clients: np.ndarray, tried: Tensor) -> np.ndarray:
-        """For each client, which of the rows adapts best to its data."""
+        """For each client, which of the rows adapts best to its data: the one whose mean loss is
+        lowest while it adapts (S1), or as it is, where nothing is adapted."""
         lowest = np.full(len(clients), np.inf)
         chosen = np.zeros(len(clients), dtype=np.int64)
         for k, row in enumerate(tried):
-            rows = self.rows(engine, clients, row.expand(len(clients), -1))
-            loss = engine.score(clients, rows, self.learns).loss
+            rows = row.expand(len(clients), -1)
+            if self.adapt.rule is not None:
+                loss = self._trained(engine, clients, rows, self.adapt.rule).loss
+            else:
+                loss = engine.score(clients, rows, self.learns).loss
             better = loss < lowest
             chosen[better], lowest[better] = k, loss[better]
         return chosen
@@ -178,10 +186,10 @@ class Evaluation:
         shared = not x.state.personal
         table = self._table(clients, x.engine.score(clients, rows, adapt.scored, shared))
         if adapt.rule is not None:
-            before = table["accuracy"]
+            before = table[["correct", *MEASURES]].add_suffix("_before")
             rows = self._adapting(t).rows(x.engine, clients, rows)
             table = self._table(clients, x.engine.score(clients, rows, adapt.scored))
-            table["accuracy_before"] = before
+            table = table.join(before)
         return table
 
     def _score_best(
@@ -205,7 +213,11 @@ class Evaluation:
         table.insert(1, "capacity", x.capacities[clients])
         sizes = [x.federation.size(int(c), "train") for c in clients]
         table.insert(2, "train_samples", sizes)
-        table.insert(3, "main_class", held.argmax(1))
+        main = held.argmax(1)
+        table.insert(3, "main_class", main)
+        hits = scored.confusion[np.arange(len(clients)), main].sum(-1)
+        with np.errstate(invalid="ignore"):
+            table["majority"] = hits / scored.confusion.sum((1, 2))
         return table
 
     def _adapting(self, t: int) -> Adapting:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from fedloom.experiment.result import Result
 
 #: settings that say which data there is, and who holds what of it
-_DATA = ("data", "data_options", "pool")
-_CLIENTS = ("clients", "partition", "test_share", "support_share", "validation_share", "newcomers",
-            "newcomer_classes")  # fmt: skip
+_DATA = ("data", "data_options", "pool", "normalise")
+_CLIENTS = ("clients", "partition", "data_share", "test_share", "test_cut", "support_share",
+            "validation_share", "tune_share", "newcomers", "newcomer_classes",
+            "newcomer_partition")  # fmt: skip
 #: of a run alone, or told elsewhere
 _OWN = ("method", "params", "preset", "seed", "score_on")
 #: what a checkpoint says of how the model began

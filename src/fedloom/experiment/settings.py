@@ -36,6 +36,7 @@ _PARSERS = {
     "augment": "fedloom.engine.batches:Augment.parse",
     "kernels": "fedloom.engine.kernels:check",
     "public": "fedloom.data.public:Wish.parse",
+    "newcomer_partition": "fedloom.data.partition:parse",
     "capacities": "fedloom.experiment.capacities:Capacities.parse",
     "speeds": "fedloom.experiment.capacities:Capacities.speeds",
     "topology": "fedloom.topology:network",
@@ -69,8 +70,16 @@ class Config(Options):
     clients: int = Field(50, ge=1, le=10**9, description="number of registered clients")
     partition: str = Field("dirichlet:0.5", description="who holds what")
     pool: bool = Field(False, description="pool the train and test files before dealing (S1)")
+    data_share: float = Field(
+        1.0, gt=0, le=1, description="share of every class that is dealt; the rest is left out"
+    )
     test_share: float = Field(
         0.2, ge=0, lt=1, description="each client's share held out for its score"
+    )
+    test_cut: Literal["mixed", "by-class"] = Field(
+        "mixed",
+        description="how a client's test data is cut off: from all of its data mixed, or the same "
+        "share of each of its classes (S1)",
     )
     support_share: float = Field(
         0.2, ge=0, lt=1, description="share of a part that is support, the rest is query"
@@ -83,11 +92,24 @@ class Config(Options):
         "on; none: 0.1 if the method (in a comparison: any of them) validates, or with "
         "--score-on validation, else 0",
     )
+    tune_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of each client's training data that stands in for its test data, which "
+        "nobody looks at then; for fedloom tune",
+    )
     newcomers: int = Field(
         0, ge=0, le=10**9, description="clients that take no part in training, scored apart"
     )
     newcomer_classes: int = Field(
         2, ge=1, description="classes of a newcomer, in combinations nobody trained on"
+    )
+    newcomer_partition: str | None = Field(
+        None,
+        description="how the clients' test data is dealt to newcomers, written as partition is; "
+        "classes:K and ring:K in combinations nobody trained on; none: classes:K with "
+        "newcomer_classes, evenly",
     )
     capacities: str = Field(
         "1",
@@ -120,6 +142,11 @@ class Config(Options):
         description="what goes wrong among nodes: fail=CHANCE,back=CHANCE,state=kept|lost,"
         "loss=CHANCE,late=ROUNDS",
     )
+    normalise: Literal["standard", "unit", "pixel", "half"] = Field(
+        "standard",
+        description="scale of the images: standard, by mean and std of each channel; unit, x/255; "
+        "half, (x/255 - 0.5)/0.5; pixel, by mean and std of each pixel (S1 on MNIST)",
+    )
     augment: str = Field("none", description="none | flip | crop:PIXELS | flip+crop:PIXELS")
 
     model: str = Field("auto", description="auto, a built-in model, or FILE.py:FACTORY of your own")
@@ -136,6 +163,11 @@ class Config(Options):
     )
     epochs: int = Field(1, ge=1, description="local passes over the client's data per round")
     steps: int | None = Field(None, ge=1, description="local batches per round, in place of epochs")
+    order: Literal["mixed", "support-first"] = Field(
+        "mixed",
+        description="how a local pass goes over the client's data: all of it mixed; or batches of "
+        "the support part, then of the query part (S1)",
+    )
     batch: int | str = Field(32, description="batch size, or inf for all samples at once")
     lr: float = Field(0.05, gt=0, le=LARGEST_RATE, allow_inf_nan=False, description="learning rate")
     lr_schedule: str = Field(
@@ -274,6 +306,21 @@ class Config(Options):
         return value
 
     @model_validator(mode="after")
+    def _new(self) -> Config:
+        given = self.newcomer_partition
+        if given is not None and not self.newcomers:
+            raise FedloomError(
+                f"newcomer_partition={given} would do nothing: there are no newcomers. Give "
+                "newcomers, or leave it out."
+            )
+        if given is not None and self.newcomer_classes != 2:
+            raise FedloomError(
+                f"newcomer_classes={self.newcomer_classes} would do nothing beside "
+                f"newcomer_partition={given}. Leave it out."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _drawn(self) -> Config:
         if self.speeds != "1" and self.draw != "speed":
             raise FedloomError(
@@ -323,7 +370,8 @@ class Config(Options):
         from fedloom.local import Budget
 
         size = None if self.batch == "inf" else int(self.batch)
-        return Budget(epochs=self.epochs, steps=self.steps, batch=size)
+        first = self.order == "support-first"
+        return Budget(epochs=self.epochs, steps=self.steps, batch=size, support_first=first)
 
     def optimiser_at(self, round: int) -> Optimiser:
         from fedloom.local import Schedule

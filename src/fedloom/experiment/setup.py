@@ -215,7 +215,12 @@ def make_federation(
         validation_share=config.validation_share or 0.0,
         newcomers=config.newcomers,
         newcomer_classes=config.newcomer_classes,
+        newcomer_partition=config.newcomer_partition,
+        by_class=config.test_cut == "by-class",
+        normalise=config.normalise,
         public=config.public,
+        tune_share=config.tune_share,
+        data_share=config.data_share,
     )
 
 
@@ -443,6 +448,11 @@ def _build(config: Config, method: Method, dealt: _Dealt, factory: str | Factory
     _try(module, _samples(dataset, tokens), classes, "exits" in method.select.model_options)
     if tokens:
         dealt.public = public_set(config.public, dealt.federation, tokens)
+    if tokens and config.normalise != "standard":
+        raise FedloomError(
+            f"normalise={config.normalise} is for images, and this model looks its input up as "
+            "tokens. Leave it out."
+        )
     if tokens and dealt.augment:
         raise FedloomError(
             f"augment={config.augment} is for images, and this model looks its input up as tokens. "

@@ -48,6 +48,7 @@ class Ask:
     scale: str = "full"
     seeds: int = 1
     only: tuple[str, ...] = ()  # patterns of cell names; none: all cells
+    values: Path | None = None  # what `fedloom tune` wrote, for presets that take it
 
     @property
     def over(self) -> str:
@@ -92,11 +93,12 @@ class Picture:
     panels: Mapping[str, str]  # column of `Result.evaluations` → title
     curves: Mapping[str, Sequence[pd.DataFrame]]
     x: str = "round"
+    marks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # label → column → end
 
     def figure(self) -> Figure:
         from fedloom.report.plots import plot_curves
 
-        return plot_curves(self.curves, self.panels, self.x)
+        return plot_curves(self.curves, self.panels, self.x, self.marks)
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,9 @@ class Study(ABC):
     data: ClassVar[tuple[str, ...]]
     presets: ClassVar[tuple[str, ...]]
     scales: ClassVar[tuple[str, ...]] = ("quick", "full")
+    tuned: ClassVar[tuple[str, ...]] = ()  # presets that take values which `fedloom tune` chose
+    methods: ClassVar[tuple[str, ...]] = ()  # those that are tuned for them ...
+    space: ClassVar[Mapping[str, Any]] = {}  # ... and what is searched
 
     @abstractmethod
     def cells(self, ask: Ask) -> list[Cell]: ...
@@ -145,6 +150,10 @@ class Study(ABC):
                  f"--scale {ask.scale}", f"--seeds {ask.seeds}"]  # fmt: skip
         return " ".join([*words, *(f"--only {shlex.quote(pattern)}" for pattern in ask.only)])
 
+    def to_search(self, ask: Ask) -> dict[str, Any]:
+        """The settings of all runs of a search for the values of a tuned preset."""
+        raise FedloomError(f"The study {self.name} has no values to tune.")
+
     def check(self, ask: Ask) -> None:
         for kind, given, valid in (
             ("data set of this study", ask.data, self.data),
@@ -153,12 +162,20 @@ class Study(ABC):
         ):
             if given not in valid:
                 raise unknown(kind, given, valid)
+        if ask.values is not None and ask.preset not in self.tuned:
+            raise FedloomError(
+                f"--values {ask.values} would do nothing: the preset {ask.preset} has constants of "
+                "its own. Leave it out"
+                + (f", or use --preset {self.tuned[0]}." if self.tuned else ".")
+            )
         if ask.seeds < 1:
             raise FedloomError(f"seeds={ask.seeds}: at least one seed is needed.")
 
 
 @dataclass
-class _Job:
+class Job:
+    """A cell with a seed, in its directory."""
+
     cell: Cell
     seed: int
     path: Path
@@ -173,7 +190,7 @@ class _Job:
 
 
 @dataclass
-class _Running(_Job):
+class _Running(Job):
     process: subprocess.Popen[str]
 
 
@@ -189,13 +206,22 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
     cells = together(study.cells(ask))
     asked = _asked(cells, ask)
     known = [  # what earlier commands ran stays in the tables
-        _job(cell, seed, out)
+        make_job(cell, seed, out)
         for cell in cells
         for seed in range(ask.seeds)
         if cell.name in asked or RunStore(_path(cell, seed, out)).exists
     ]
-    jobs = [job for job in known if job.cell.name in asked]
-    waiting = deque(job for job in jobs if not _finished(job))
+    run_jobs([job for job in known if job.cell.name in asked], workers, say)
+    results: dict[str, list[Result]] = {}
+    for each in known:
+        if finished(each) and not diverged(each):
+            results.setdefault(each.cell.name, []).append(Result(each.path))
+    return {name: runs for name, runs in results.items() if len(runs) == ask.seeds}
+
+
+def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
+    """Run what is not finished, so many at a time, each in a process of its own."""
+    waiting = deque(job for job in jobs if not finished(job))
     running: list[_Running] = []
     failed: list[str] = []
     try:
@@ -211,9 +237,9 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
                     # Others would very likely fail as well: no more are started.
                     failed.append(f"{job.path.name}: {words}")
             everything = sum(j.rounds for j in jobs)
-            finished = len(jobs) - len(waiting) - len(running) - len(failed)
+            ended = len(jobs) - len(waiting) - len(running) - len(failed)
             names = ", ".join(j.path.name for j in running)
-            say(names, sum(j.done for j in jobs), everything, finished, len(jobs))
+            say(names, sum(j.done for j in jobs), everything, ended, len(jobs))
             if running:
                 time.sleep(_PAUSE)
     finally:
@@ -223,14 +249,9 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
             job.process.wait()
     if failed:
         raise FedloomError(
-            f"A run of this study failed; what is finished is safe in '{out}', and the same "
+            f"A run failed; what is finished is safe in '{jobs[0].path.parent}', and the same "
             f"command goes on from there. {failed[0]}"
         )
-    results: dict[str, list[Result]] = {}
-    for each in known:
-        if _finished(each) and not _diverged(each).exists():
-            results.setdefault(each.cell.name, []).append(Result(each.path))
-    return {name: runs for name, runs in results.items() if len(runs) == ask.seeds}
 
 
 def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Table]:
@@ -291,8 +312,9 @@ def _config(cell: Cell, **more: Any) -> Config:
     return make_config(settings, method_class(cell.method))[0]
 
 
-def _job(cell: Cell, seed: int, out: Path) -> _Job:
-    """A cell with a seed, checked before anything runs."""
+def make_job(cell: Cell, seed: int, out: Path, free: Sequence[str] = ()) -> Job:
+    """A cell with a seed, checked before anything runs; `free` are settings that a run which is
+    there may have others of."""
     path = _path(cell, seed, out)
     config = _config(cell, seed=seed, workers=1)
     store = RunStore(path)
@@ -300,7 +322,7 @@ def _job(cell: Cell, seed: int, out: Path) -> _Job:
         found = store.config()  # settings that are newer than the run have their defaults
         before = make_config(found, method_class(found["method"]))[0].model_dump()
         after = config.model_dump()
-        changed = [key for key, value in after.items() if before.get(key) != value]
+        changed = [k for k, v in after.items() if before.get(k) != v and k not in free]
         if changed:
             raise FedloomError(
                 f"'{path}' was run with {changed[0]}={before.get(changed[0])}, not "
@@ -309,23 +331,27 @@ def _job(cell: Cell, seed: int, out: Path) -> _Job:
     file = _config_file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False), encoding="utf-8")
-    return _Job(cell, seed, path, config.rounds)
+    return Job(cell, seed, path, config.rounds)
 
 
 def _config_file(path: Path) -> Path:
     return path.parent / _CELLS / f"{path.name}.yaml"
 
 
-def _log(job: _Job) -> Path:
+def _log(job: Job) -> Path:
     return _config_file(job.path).with_suffix(".log")
 
 
-def _diverged(job: _Job) -> Path:
+def _diverged(job: Job) -> Path:
     return _config_file(job.path).with_suffix(_DIVERGED)
 
 
-def _finished(job: _Job) -> bool:
-    if _diverged(job).exists():
+def diverged(job: Job) -> bool:
+    return _diverged(job).exists()
+
+
+def finished(job: Job) -> bool:
+    if diverged(job):
         return True
     store = RunStore(job.path)
     return (
@@ -336,10 +362,12 @@ def _finished(job: _Job) -> bool:
     )
 
 
-def _start(job: _Job) -> _Running:
+def _start(job: Job) -> _Running:
     words = [sys.executable, "-m", "fedloom", "run", "--out", str(job.path)]
     words += (
-        ["--resume"] if RunStore(job.path).exists else ["--config", str(_config_file(job.path))]
+        ["--resume", "--rounds", str(job.rounds)]
+        if RunStore(job.path).exists
+        else ["--config", str(_config_file(job.path))]
     )
     with _log(job).open("w") as log:
         # A session of its own: Ctrl-C is for the study, which then ends its runs.

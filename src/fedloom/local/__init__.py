@@ -2,7 +2,7 @@
 
 from fedloom.local.control import Controlled, MoreauEnvelope, Tethered
 from fedloom.local.distil import Codistillation, MaskedSGD, OrderedDropout, SelfDistillation
-from fedloom.local.meta import MAML, LearnedRates, MetaSGD, Reptile
+from fedloom.local.meta import MAML, LearnedRates, MetaSGD, Outer, Reptile
 from fedloom.local.optimiser import Optimiser, Schedule
 from fedloom.local.rule import (
     Back,
@@ -35,6 +35,7 @@ __all__ = [
     "Net",
     "Optimiser",
     "OrderedDropout",
+    "Outer",
     "Params",
     "Proximal",
     "Reptile",

@@ -1,14 +1,16 @@
 """Meta-learning rules: learn a model that adapts well, not one that is good as it is.
 
 A step adapts the weights on batches of the support part (the inner steps) and follows the gradient
-of the query part's loss, through that adaptation, with respect to where it began (S1 §3.1). The
-rules are written for one client, so that every engine can run them.
+of the query part's loss, through that adaptation, with respect to where it began (S1 §3.1). There
+is one such step a round, on all of the query part, or one for each of its batches. The rules are
+written for one client, so that every engine can run them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,23 +29,27 @@ from fedloom.local.rule import (
     cross_entropy,
     gradient,
     non_negative,
+    side_by_side,
 )
 
 SUPPORT, QUERY = "train-support", "train-query"
+Outer = Literal["round", "batch"]
 
 
 @dataclass(frozen=True)
 class MAML(LocalRule):
     """ŵ = w − α∇L(w; support), then w ← w − β∇_w L(ŵ(w); query); β is the run's learning rate.
 
-    The outer steps are the budget's batches of the query part. Before each of them the inner loop
-    takes `inner_steps` batches of the support part, or (None) one pass over it. `first_order` drops
-    the second derivatives (FO-MAML).
+    With `outer="round"` the outer loss is the mean of the losses of all query batches, and there is
+    one step for each of the budget's epochs (S1, algorithms 1, 5 and 6); with `outer="batch"` every
+    query batch is an outer step. Before each step the inner loop takes `inner_steps` batches of the
+    support part, or (None) one pass over it. `first_order` drops the second derivatives (FO-MAML).
     """
 
     alpha: float = 0.01
     inner_steps: int | None = None
     first_order: bool = False
+    outer: Outer = "round"
 
     parts = (SUPPORT, QUERY)
     weighs = QUERY
@@ -59,22 +65,22 @@ class MAML(LocalRule):
     ) -> list[Samples]:
         if not sizes[SUPPORT] or not sizes[QUERY]:
             return []
+        inner = replace(budget, epochs=1, steps=self.inner_steps)
+        query = replace(budget, epochs=1, steps=None)
+        if self.outer == "batch":
+            outer = budget.batches(sizes[QUERY], rng)
+        else:
+            steps = range(budget.steps or budget.epochs)
+            outer = [side_by_side(query.batches(sizes[QUERY], rng)) for _ in steps]
         return [
-            {SUPPORT: self._inner(sizes[SUPPORT], budget, rng), QUERY: batch}
-            for batch in budget.batches(sizes[QUERY], rng)
+            {SUPPORT: side_by_side(inner.batches(sizes[SUPPORT], rng)), QUERY: at} for at in outer
         ]
-
-    def _inner(self, n: int, budget: Budget, rng: np.random.Generator) -> np.ndarray:
-        """Batches of one size, a row each; where a pass has a rest, it is filled from its front."""
-        size = n if budget.batch is None else min(budget.batch, n)
-        steps = self.inner_steps or -(-n // size)
-        passes = -(-steps * size // n)
-        order = np.concatenate([rng.permutation(n) for _ in range(passes)])
-        return np.resize(order, (steps, size))
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         query = data[QUERY]
         adapted = self._adapted(net, params, data[SUPPORT])
+        if query.several:
+            return _mean_loss(net, adapted, list(query.rows()))
         return cross_entropy(net(adapted, query.x), query)
 
     def _adapted(self, net: Net, params: Params, support: Batch) -> Params:
@@ -91,6 +97,25 @@ class MAML(LocalRule):
 
     def _rates(self, params: Params, weights: Params) -> Mapping[str, Tensor | float]:
         return dict.fromkeys(weights, self.alpha)
+
+
+def _mean_loss(net: Net, adapted: Params, batches: Sequence[Batch]) -> Tensor:
+    """The mean of the batches' losses, differentiated batch by batch, so that only one batch's
+    activations are in memory: what is returned has the value of that mean, and the gradient."""
+    losses: list[Tensor] = []
+    grads: dict[str, Tensor] = {}
+    for batch in batches:
+
+        def loss(weights: Params, batch: Batch = batch) -> Tensor:
+            losses.append(cross_entropy(net(weights, batch.x), batch))
+            return losses[-1]
+
+        found = gradient(loss, adapted, differentiable=False)
+        grads = {name: grads[name] + g if grads else g for name, g in found.items()}
+    real = [batch.weight.amax(-1) for batch in batches if batch.weight is not None]
+    number = torch.stack(real).sum() if real else len(batches)  # a batch of padding is none
+    along = torch.stack([(adapted[name] * g.detach()).sum() for name, g in grads.items()]).sum()
+    return (torch.stack([each.detach() for each in losses]).sum() + along - along.detach()) / number
 
 
 @dataclass(frozen=True)

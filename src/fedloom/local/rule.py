@@ -10,7 +10,7 @@ device. A rule must not know which, nor anything of files, methods or other clie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol
@@ -54,12 +54,41 @@ class Batch:
     weight: Tensor | None = None
     held: Tensor | None = None  # per class, whether the client has it; for rules that need it
     at: Tensor | None = None  # positions within the part, where the part is public
+    lengths: tuple[int, ...] | None = None  # of several batches, which lie one behind the other
+
+    @property
+    def several(self) -> bool:
+        """Whether these are several batches."""
+        return self.lengths is not None or self.y.dim() > 1
 
     def rows(self) -> Iterator[Batch]:
-        """The batches of a part that a step names several of: the first axis counts them."""
+        """The batches of a part that a step names several of: one behind the other or, from engines
+        that pad, the first axis counts them."""
+        if self.lengths is not None:
+            parts = zip(self.x.split(self.lengths), self.y.split(self.lengths), strict=True)
+            for x, y in parts:
+                yield Batch(x, y, None, self.held)
+            return
         for i in range(len(self.y)):
             weight = None if self.weight is None else self.weight[i]
             yield Batch(self.x[i], self.y[i], weight, self.held)
+
+
+def side_by_side(batches: Sequence[np.ndarray]) -> np.ndarray:
+    """Several batches as rows of a matrix; those that are shorter end in -1.
+
+    >>> side_by_side([np.array([4, 2]), np.array([7])]).tolist()
+    [[4, 2], [7, -1]]
+    """
+    rows = np.full((len(batches), max(map(len, batches))), -1, dtype=np.int64)
+    for row, batch in zip(rows, batches, strict=True):
+        row[: len(batch)] = batch
+    return rows
+
+
+def counted(step: Samples) -> int:
+    """The number of samples of a step."""
+    return sum(int((at >= 0).sum()) if at.ndim > 1 else len(at) for at in step.values())
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
@@ -96,22 +125,31 @@ class Budget:
     steps: int | None = None
     batch: int | None = 32  # None: all samples at once (B = ∞)
     least: int = 1  # a rest smaller than this joins the batch before it (batch norm needs two)
+    support_first: bool = False  # a pass goes over the support part, then over the query part
 
-    def batches(self, n: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Positions of each batch, freshly shuffled for every pass; the last may be smaller."""
+    def batches(self, n: int, rng: np.random.Generator, first: int = 0) -> list[np.ndarray]:
+        """Positions of each batch, freshly shuffled for every pass; the last may be smaller. The
+        `first` samples, where there are any, have batches of their own, before all others."""
         if n == 0:
             return []
+        spans = [(a, b) for a, b in ((0, first), (first, n)) if a < b]
+        ends = [self._ends(b - a) for a, b in spans]
+        each = sum(map(len, ends))
+        passes = self.epochs if self.steps is None else -(-self.steps // each)
+        out: list[np.ndarray] = []
+        for _ in range(passes):
+            for (a, b), cuts in zip(spans, ends, strict=True):
+                order = a + rng.permutation(b - a)
+                out += [order[start:stop] for start, stop in cuts]
+        return out if self.steps is None else out[: self.steps]
+
+    def _ends(self, n: int) -> list[tuple[int, int]]:
+        """Where the batches of n samples start and stop."""
         size = n if self.batch is None else self.batch
         cuts = list(range(size, n, size))
         if cuts and n - cuts[-1] < self.least:
             cuts.pop()
-        passes = self.epochs if self.steps is None else -(-self.steps // (len(cuts) + 1))
-        ends = list(zip([0, *cuts], [*cuts, n], strict=True))
-        out: list[np.ndarray] = []
-        for _ in range(passes):
-            order = rng.permutation(n)
-            out += [order[start:stop] for start, stop in ends]
-        return out if self.steps is None else out[: self.steps]
+        return list(zip([0, *cuts], [*cuts, n], strict=True))
 
 
 @dataclass(frozen=True)
@@ -182,8 +220,10 @@ class LocalRule:
     ) -> list[Samples]:
         """The steps of this round: for each, positions within the client's data parts.
 
-        Positions are one batch, or, as rows of a matrix, several (`Batch.rows`)."""
-        return [{"train": batch} for batch in budget.batches(sizes["train"], rng)]
+        Positions are one batch, or, as rows of a matrix, several (`Batch.rows`); a row that is
+        shorter than others ends in -1 (`side_by_side`)."""
+        first = sizes.get("train-support", 0)
+        return [{"train": batch} for batch in budget.batches(sizes["train"], rng, first)]
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         """The scalar to minimise in one step; `net(params, x)` gives the logits."""

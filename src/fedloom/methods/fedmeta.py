@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from fedloom.adapt import FineTune
 from fedloom.errors import FedloomError
-from fedloom.local import MAML, SGD, LearnedRates, LocalRule, MetaSGD, Reptile
+from fedloom.local import MAML, SGD, LearnedRates, LocalRule, MetaSGD, Outer, Reptile
 from fedloom.method import First, Method
 from fedloom.methods.registry import FIRST, MethodOptions, register
 from fedloom.mix import Average
@@ -26,6 +26,11 @@ class _Meta(MethodOptions):
     alpha: float = Field(0.01, ge=0, le=1e30, description="learning rate of the inner steps")
     inner_steps: int | None = Field(
         None, ge=1, description="inner steps; none: one pass over the support batches"
+    )
+    outer: Outer = Field(
+        "round",
+        description="outer steps: round, one (in each epoch) on the mean loss of all query "
+        "batches; batch, one for each query batch",
     )
     tune_epochs: int = Field(1, ge=1, description="passes over the support part at test time")
 
@@ -57,10 +62,16 @@ class _MAML(_Meta):
     def _for_reptile(self) -> _MAML:
         if self.epsilon != 1 and self.rule != "reptile":
             raise FedloomError(f"epsilon={self.epsilon} would do nothing: it is for rule=reptile.")
+        if self.rule == "reptile" and (self.outer != "round" or self.inner_steps is not None):
+            raise FedloomError(
+                "rule=reptile has no outer and no inner steps: it is plain SGD, and then a part of "
+                "the way. Leave outer and inner_steps out."
+            )
         return self
 
     def build(self) -> Method:
-        local: LocalRule = MAML(self.alpha, self.inner_steps, self.rule == "fomaml")
+        first_order = self.rule == "fomaml"
+        local: LocalRule = MAML(self.alpha, self.inner_steps, first_order, self.outer)
         if self.rule == "reptile":
             local = Reptile(self.epsilon)
         return self._method(local, FineTune(SGD(), epochs=self.tune_epochs, lr=self.alpha))
@@ -69,7 +80,7 @@ class _MAML(_Meta):
 class _MetaSGD(_Meta):
     def build(self) -> Method:
         adapt = FineTune(LearnedRates(self.alpha), epochs=self.tune_epochs, lr=1.0)
-        return self._method(MetaSGD(self.alpha, self.inner_steps), adapt)
+        return self._method(MetaSGD(self.alpha, self.inner_steps, outer=self.outer), adapt)
 
 
 class _Per(_Meta):

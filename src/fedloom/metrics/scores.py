@@ -79,11 +79,37 @@ def summarise(table: pd.DataFrame) -> dict[str, Any]:
     """Micro and macro scores over clients, their spread, the tails, and each capacity group.
 
     `worst10` and `best10` are the mean accuracy of the ⌈10 %⌉ of clients with the lowest and the
-    highest one.
+    highest one; `majority` is what always guessing a client's largest class would score (micro);
+    names with `before_` are of models before they were adapted.
     """
     scored = table[table["samples"] > 0]
     if scored.empty:
         return {}
+    out = _summary(scored)
+    if "majority" in scored:
+        out["majority"] = float(np.average(scored["majority"], weights=scored["samples"]))
+    if "accuracy_before" in scored:
+        names = ["correct", *MEASURES]
+        before = scored[["samples"]].join(
+            scored[[f"{name}_before" for name in names]].set_axis(names, axis=1)
+        )
+        found = _summary(before)
+        out |= {f"before_{name}": value for name, value in found.items() if name != "clients"}
+    if "capacity" in scored and scored["capacity"].nunique() > 1:
+        groups = scored.groupby("capacity")
+        out["groups"] = {
+            f"{capacity:g}": {
+                "clients": len(group),
+                "micro": float(group["correct"].sum() / group["samples"].sum()),
+                "macro": float(group["accuracy"].mean()),
+                "std": float(group["accuracy"].std(ddof=0)),
+            }
+            for capacity, group in groups
+        }
+    return out
+
+
+def _summary(scored: pd.DataFrame) -> dict[str, Any]:
     ordered = np.sort(scored["accuracy"].to_numpy())
     tail = math.ceil(len(ordered) / 10)
     samples = scored["samples"].to_numpy()
@@ -99,15 +125,4 @@ def summarise(table: pd.DataFrame) -> dict[str, Any]:
         values = scored[measure].to_numpy()
         out[measure] = float(values.mean())
         out[f"{measure}_std"] = float(values.std())
-    if "capacity" in scored and scored["capacity"].nunique() > 1:
-        groups = scored.groupby("capacity")
-        out["groups"] = {
-            f"{capacity:g}": {
-                "clients": len(group),
-                "micro": float(group["correct"].sum() / group["samples"].sum()),
-                "macro": float(group["accuracy"].mean()),
-                "std": float(group["accuracy"].std(ddof=0)),
-            }
-            for capacity, group in groups
-        }
     return out

@@ -109,10 +109,14 @@ def plot_comparison(curves: Mapping[str, Sequence[pd.DataFrame]]) -> Figure:
 
 
 def plot_curves(
-    curves: Mapping[str, Sequence[pd.DataFrame]], panels: Mapping[str, str], x: str = "round"
+    curves: Mapping[str, Sequence[pd.DataFrame]],
+    panels: Mapping[str, str],
+    x: str = "round",
+    marks: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Figure:
     """One panel per score, one line per method: the mean over seeds, with its range shaded; `x` is
-    the column that runs to the right."""
+    the column that runs to the right. `marks` are crosses at the end of a line: where another
+    program's ended."""
     present = [c for c in panels if any(c in f for fs in curves.values() for f in fs)]
     if not present:
         raise FedloomError("None of these runs has been scored, so there is nothing to plot.")
@@ -132,6 +136,10 @@ def plot_curves(
                 axis.fill_between(
                     together.index, low, high, color=look(i)["color"], alpha=0.15, lw=0
                 )
+            end = (marks or {}).get(method, {}).get(column)
+            if end is not None:
+                end *= 1 if column in PLAIN else 100
+                axis.plot(together.index[-1:], [end], "x", ms=8, color=look(i)["color"])
         axis.set_title(panels[column], fontsize=10)
         _accuracy_axis(axis, x)
         axis.set_ylabel(PLAIN.get(column, axis.get_ylabel()))
@@ -179,3 +187,36 @@ def plot_sweep(
 def _accuracy_axis(axis: Axes, x: str = "round") -> None:
     axis.set(xlabel=x, ylabel="accuracy (%)")
     axis.grid(alpha=0.3)
+
+
+def plot_choices(
+    panels: Mapping[str, Sequence[Sequence[Sequence[tuple[str, float]]]]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+) -> Figure:
+    """A grid of squares for each panel, each with the names in it, the first one's score (in %) and
+    the first one's colour."""
+    names = dict.fromkeys(n for grid in panels.values() for r in grid for c in r for n, _ in c[:1])
+    colours = {name: look(i)["color"] for i, name in enumerate(names)}
+    figure = new_figure(2.3 * len(columns) * len(panels) + 1, 1.5 * len(rows) + 0.8)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (title, grid) in zip(axes, panels.items(), strict=True):
+        for y, line in enumerate(grid):
+            for x, found in enumerate(line):
+                colour = colours[found[0][0]] if found else "white"
+                axis.add_patch(_square(x, y, colour))
+                words = [f"{found[0][0]}\n{found[0][1]:.1f} %"] if found else ["–"]
+                words += [f"or {name}" for name, _ in found[1:3]]
+                words += [f"or {len(found) - 3} more"] if len(found) > 3 else []
+                axis.text(x, y, "\n".join(words), ha="center", va="center", fontsize=7)
+        axis.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+        axis.set_xticks(range(len(columns)), columns)
+        axis.set_yticks(range(len(rows)), rows if axis is axes[0] else [""] * len(rows))
+        axis.set_title(title, fontsize=10)
+    return figure
+
+
+def _square(x: int, y: int, colour: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, alpha=0.3, edgecolor="white")

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.result import Result
     from fedloom.experiment.study import Study
     from fedloom.experiment.study import Table as StudyTable
+    from fedloom.experiment.tune import Tuning
     from fedloom.method import Method
     from fedloom.methods.registry import MethodOptions
     from fedloom.round.plan import Manifest
@@ -383,6 +384,23 @@ def print_studies(studies: Mapping[str, Study]) -> None:
         for s in studies.values()
     ]
     out.print(_table(("study", "what", "data", "presets", "scales"), rows, left=5))
+
+
+def print_tuning(tuning: Tuning) -> None:
+    """What a search chose, with what it scored and took."""
+    rows = []
+    for method, values in tuning.chosen.items():
+        tries = tuning.tries[tuning.tries["method"] == method]
+        last = tries[tries["rounds"] == tries["rounds"].max()]
+        words = ", ".join(f"{k}={_plain(v)}" for k, v in values.items())
+        best, took = percent(last["score"].max()), f"{tries['seconds'].sum():.0f} s"
+        rows.append([method, words, best, str(len(tries)), took])
+    out.print(_table(("method", "chosen", "score", "tries", "time"), rows, left=2))
+    out.print(f"Chosen: {tuning.file}")
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def print_tables(tables: Sequence[StudyTable]) -> None:

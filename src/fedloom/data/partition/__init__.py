@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedloom.data.partition import classes, dirichlet, file, iid, quantity, shards, skew
+from fedloom.data.partition import classes, dirichlet, file, iid, quantity, ring, shards, skew
 from fedloom.data.partition.deal import ClassSets, Dealing, Spec
 from fedloom.data.partition.table import Partition
 from fedloom.errors import FedloomError, unknown
@@ -22,6 +22,7 @@ _PARTITIONERS = {
         iid.PARTITIONER,
         dirichlet.PARTITIONER,
         classes.PARTITIONER,
+        ring.PARTITIONER,
         shards.PARTITIONER,
         quantity.PARTITIONER,
         skew.PARTITIONER,
@@ -43,10 +44,11 @@ def partition(
     *,
     n_classes: int | None = None,
     reserve: ClassSets = frozenset(),
+    purpose: str | None = None,
 ) -> Partition:
     """Deal the samples with labels `y` to the clients.
 
-    `reserve` are combinations of classes that `classes:K` gives to no client.
+    `reserve` are combinations of classes that `classes:K` and `ring:K` give to no client.
 
     >>> [p.tolist() for p in partition("shards:1", np.array([0, 0, 1, 1]), 2, seed=0)]
     [[0, 1], [2, 3]]
@@ -61,7 +63,8 @@ def partition(
             "clients, or more data."
         )
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
-    dealing = Dealing(labels, clients, n_classes, stream(seed, "partition", name), reserve)
+    rng = stream(seed, "partition", name) if purpose is None else stream(seed, purpose)
+    dealing = Dealing(labels, clients, n_classes, rng, reserve)
     with np.errstate(over="ignore", invalid="ignore"):  # `counts` refuses what overflows
         return _PARTITIONERS[name].deal(parsed, dealing)
 

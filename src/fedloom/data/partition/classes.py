@@ -56,7 +56,7 @@ def deal_classes(dealing: Dealing, k: int, sigma: float = 0.0, used: float = 1.0
             shares = np.exp(sigma * dealing.rng.standard_normal(len(holders)))
             least = max(1, min(FEW, len(members) // len(holders) // 4))
             owner[members] = np.repeat(holders, counts(shares, len(members), least))
-    return Partition.of_owners(owner, dealing.clients, _unused(owner))
+    return Partition.of_owners(owner, dealing.clients, unused(owner))
 
 
 def hands(
@@ -111,7 +111,8 @@ def reserved(
     return frozenset(frozenset(hand) for hand in kept.tolist())
 
 
-def _unused(owner: npt.NDArray[np.int64]) -> tuple[str, ...]:
+def unused(owner: npt.NDArray[np.int64]) -> tuple[str, ...]:
+    """A note of what nobody holds."""
     left = int(np.count_nonzero(owner < 0))
     return (f"{left} samples are held by no client",) if left else ()
 

@@ -1,0 +1,403 @@
+"""A search for good settings, the same budget for every method, and never on test data.
+
+Each try is a run of its own, in which a share of every client's training data stands in for the
+test data (`tune_share`), so that nothing that is reported later has been looked at. Tries are
+points of a Halton sequence, named by their number: the k-th value of a setting is the same for all
+methods, for any number of workers and after a stop. Successive halving trains all tries for a few
+rounds and goes on with the best of them; a try that goes on resumes its run.
+
+There is no search library behind this: what they add (models of the score, pruning of running
+tries) makes the choice depend on which run happens to finish first, and runs, processes, resuming
+and diverged runs are there already, from studies.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fedloom.errors import FedloomError, unknown
+from fedloom.experiment.config import normal, read_config
+from fedloom.experiment.plugins import is_file, method_class, trust
+from fedloom.experiment.result import Result
+from fedloom.experiment.settings import Config, parse_yaml
+from fedloom.experiment.store import RunStore
+from fedloom.experiment.study import Cell, Job, Say, diverged, finished, make_job, run_jobs
+from fedloom.files import atomic_file
+from fedloom.methods.registry import MethodOptions
+from fedloom.options import quoted
+
+RANGES = "LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH, or values as A|B|C"
+CHOSEN, TRIES = "chosen.yaml", "tries.csv"
+TUNED = "tuned"  # the key of such a file that holds the values by method
+SHARE = 0.25  # of the training data, where the score is taken
+_NO_SCORES = ("round", "seconds", "eval_seconds", "lr", "train_loss")
+_OURS = ("seed", "eval_every", "eval_common", "workers")
+
+Value = float | int | str | bool | None
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where the values of a setting are looked for.
+
+    >>> Range.parse("log:0.001..0.1").at(0.5)
+    0.01
+    >>> [Range.parse("sgd|adam").at(u) for u in (0.1, 0.9)]
+    ['sgd', 'adam']
+    """
+
+    kind: Literal["even", "log", "int", "of"]
+    low: float = 0.0
+    high: float = 0.0
+    values: tuple[Value, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> Range:
+        if "|" in text:
+            return Range("of", values=tuple(_value(word.strip()) for word in text.split("|")))
+        kind, colon, ends = text.rpartition(":")
+        low, dots, high = ends.partition("..")
+        try:
+            if not dots or (colon and kind not in ("log", "int")):
+                raise ValueError
+            bounds = float(low), float(high)
+            if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1])) or (
+                bounds[0] >= bounds[1] or (kind == "log" and bounds[0] <= 0)
+            ):
+                raise ValueError
+            if kind == "int" and not all(b.is_integer() for b in bounds):
+                raise ValueError
+        except ValueError:
+            raise FedloomError(
+                f"'{text}' is not a range to search: it is written {RANGES}, with LOW below HIGH "
+                "(and above 0 for log)."
+            ) from None
+        return Range("log" if kind == "log" else "int" if kind == "int" else "even", *bounds)
+
+    def at(self, u: float) -> Value:
+        """The value at a share u of the way, 0 ≤ u < 1."""
+        if self.kind == "of":
+            return self.values[int(u * len(self.values))]
+        if self.kind == "int":
+            return int(self.low) + int(u * (int(self.high) - int(self.low) + 1))
+        if self.kind == "log":
+            return _three_digits(self.low * (self.high / self.low) ** u)
+        return _three_digits(self.low + u * (self.high - self.low))
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, for which methods, with which budget for each of them."""
+
+    methods: tuple[str, ...]
+    space: Mapping[str, Range]  # NAME, or METHOD:NAME for one method alone
+    runs: int | None = None  # tries of each method ...
+    seconds: float | None = None  # ... or the time that its runs may take together
+    halving: int | None = None  # keep one of so many after each rung; None: all get all rounds
+    score: str = "macro"  # names in the summary of a run; several, joined by +, are averaged
+    seeds: int = 1
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of all runs
+
+    def __post_init__(self) -> None:
+        if (self.runs is None) == (self.seconds is None):
+            raise FedloomError(
+                "A search needs a budget for each method: give a number of runs, or minutes, and "
+                "not both."
+            )
+        given = [n for n in (self.runs, self.seconds, self.seeds) if n is not None]
+        if min(given) <= 0:
+            raise FedloomError("Runs, minutes and seeds of a search must be above 0.")
+        share = self.settings.get("tune_share", SHARE)
+        if not 0 < share < 1:
+            raise FedloomError(
+                f"A search needs a share of the training data, between 0 and 1, not {share}: "
+                "without one it would look at the test data."
+            )
+        if self.halving is not None and self.halving < 2:
+            raise FedloomError(f"halving={self.halving} would drop nobody: give 2 or more.")
+        if not self.methods:
+            raise FedloomError("Say which methods to tune.")
+        for key in _OURS:
+            if key in self.settings:
+                raise FedloomError(f"A search sets {key} itself: leave it out.")
+        if "new_" in self.score and not self.settings.get("newcomers"):
+            raise FedloomError(f"score={self.score} needs newcomers, and there are none.")
+        if self.halving is not None and self._schedule != "constant":
+            raise FedloomError(
+                f"lr_schedule={self._schedule} depends on the number of rounds, which is not the "
+                "same for all tries of a halving search. Leave one of them out."
+            )
+        for key in self.space:
+            named, _, name = key.rpartition(":")
+            mine = [m for m in self.methods if named in ("", m)]
+            if not concerns(name, mine):
+                known = sorted({n for m in mine for n in _options(method_class(m))})
+                raise unknown("setting to search", key, known)
+        for method in self.methods:
+            self.of(method)
+
+    @property
+    def _schedule(self) -> str:
+        return str(self.settings.get("lr_schedule", "constant"))
+
+    @property
+    def rounds(self) -> int:
+        default = Config.model_fields["rounds"].default
+        return int(normal("rounds", self.settings.get("rounds", default)))
+
+    def of(self, method: str) -> dict[str, tuple[int, Range]]:
+        """What is searched for a method: setting → its place in the sequence, and its range."""
+        cls, places = method_class(method), list(dict.fromkeys(_name(key) for key in self.space))
+        known = {**self.space, **{k.partition(":")[2]: v for k, v in self.space.items()
+                                  if k.startswith(f"{method}:")}}  # fmt: skip
+        found = {
+            name: (places.index(name), values)
+            for name, values in known.items()
+            if ":" not in name and name in _options(cls) and name not in cls.fixed
+        }
+        if not found:
+            raise FedloomError(
+                f"Nothing that is searched is a setting or option of {method}: "
+                f"{', '.join(self.space)}."
+            )
+        return found
+
+    def values(self, method: str, number: int) -> dict[str, Value]:
+        """The settings of a try."""
+        from scipy.stats import qmc
+
+        mine = self.of(method)
+        width = 1 + max(place for place, _ in mine.values())
+        sequence = qmc.Halton(width, scramble=True, seed=self.seed)
+        point = sequence.fast_forward(number).random(1)[0]
+        return {name: values.at(float(point[place])) for name, (place, values) in mine.items()}
+
+    def rungs(self, tries: int) -> list[tuple[int, int]]:
+        """How many tries go on, and to which round."""
+        out = [(self.rounds, tries)]
+        if self.halving is None:
+            return out
+        steps = int(math.log(tries, self.halving) + 1e-9)
+        while steps and self.rounds // self.halving**steps < 1:
+            steps -= 1
+        return [
+            (math.ceil(self.rounds / self.halving ** (steps - k)), max(tries // self.halving**k, 1))
+            for k in range(steps + 1)
+        ]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a search found: the best settings of each method, and every try."""
+
+    path: Path
+    chosen: Mapping[str, Mapping[str, Value]]
+    tries: pd.DataFrame  # method, try, settings, rounds, score, seconds
+
+    @property
+    def file(self) -> Path:
+        return self.path / CHOSEN
+
+
+def run_search(search: Search, out: Path, workers: int, say: Say) -> Tuning:
+    """Run what is not finished of a search; the same call goes on after a stop."""
+    if out.exists() and not out.is_dir():
+        raise FedloomError(f"'{out}' is a file. Choose another --out for the search's directory.")
+    for method in search.methods:
+        if is_file(method):
+            trust(method)
+    found = {method: _Tries(search, method, out) for method in search.methods}
+    while waiting := [job for tries in found.values() for job in tries.next()]:
+        run_jobs(waiting, workers, say)
+    chosen = {method: tries.best() for method, tries in found.items()}
+    table = pd.DataFrame([row for tries in found.values() for row in tries.rows()])
+    tuning = Tuning(out, chosen, table)
+    with atomic_file(out / TRIES) as file:
+        table.to_csv(file, index=False)
+    with atomic_file(tuning.file) as file:
+        file.write_text(_text(search, chosen, table), encoding="utf-8")
+    return tuning
+
+
+class _Tries:
+    """The tries of one method: which run next, and what they scored."""
+
+    def __init__(self, search: Search, method: str, out: Path) -> None:
+        self._search, self._method, self._out = search, method, out
+        self._common = _common(search)[method]
+        self._bracket = search.runs or (search.halving or 1) ** (2 if search.halving else 0)
+        self._done: dict[int, tuple[int, float, float]] = {}  # try → rounds, score, seconds
+        self._left = list(range(self._bracket))  # of this bracket, those still going on
+        self._rung = 0
+
+    def next(self) -> list[Job]:
+        """The runs to do before anything can be decided; none when the budget is spent."""
+        while True:
+            rungs = self._search.rungs(self._bracket)
+            if self._rung == len(rungs):
+                if self._search.runs is not None or self._spent >= (self._search.seconds or 0):
+                    return []
+                first = max(self._done) + 1
+                self._left, self._rung = list(range(first, first + self._bracket)), 0
+            rounds, keep = rungs[self._rung]
+            ranked = sorted(self._left, key=lambda k: (-self._done.get(k, (0, 0.0, 0.0))[1], k))
+            self._left = ranked[:keep] if self._rung else self._left
+            todo = [job for number in self._left for job in self._jobs(number, rounds)]
+            unfinished = [job for job in todo if not finished(job)]
+            if unfinished:
+                return unfinished
+            for number in self._left:
+                self._done[number] = self._scored(number, rounds)
+            self._rung += 1
+
+    @property
+    def _spent(self) -> float:
+        return sum(seconds for _, _, seconds in self._done.values())
+
+    def best(self) -> dict[str, Value]:
+        """Of those that were trained longest, the one with the highest score; the first of two."""
+        most = max(rounds for rounds, _, _ in self._done.values())
+        last = {k: score for k, (rounds, score, _) in self._done.items() if rounds == most}
+        number = max(last, key=lambda k: (last[k], -k))
+        if last[number] == -math.inf:
+            raise FedloomError(
+                f"All tries of {self._method} diverged: search smaller rates (see {TRIES})."
+            )
+        return self._search.values(self._method, number)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {"method": self._method, "try": k, **self._search.values(self._method, k),
+             "rounds": rounds, "score": score, "seconds": round(seconds, 1)}
+            for k, (rounds, score, seconds) in sorted(self._done.items())
+        ]  # fmt: skip
+
+    def _jobs(self, number: int, rounds: int) -> list[Job]:
+        values = self._search.values(self._method, number)
+        settings = {**self._common, **values, "rounds": rounds, "eval_every": self._search.rounds}
+        name = re.sub(r"[^\w.-]+", "-", self._method)
+        cell = Cell(f"{name}-t{number:03d}", self._method, settings)
+        seeds = range(self._search.seed, self._search.seed + self._search.seeds)
+        return [make_job(cell, seed, self._out, free=("rounds",)) for seed in seeds]
+
+    def _scored(self, number: int, rounds: int) -> tuple[int, float, float]:
+        scores, seconds = [], 0.0
+        for job in self._jobs(number, rounds):
+            # The run may have gone on since: what counts is what it scored in this round.
+            known = Result(job.path).rounds if RunStore(job.path).exists else pd.DataFrame()
+            then = known[known["round"] == rounds] if len(known) else known
+            if diverged(job) and not len(then):
+                scores.append(-math.inf)
+                continue
+            scores.append(_score(dict(then.iloc[-1].items()), self._search.score))
+            until = known[known["round"] <= rounds]
+            seconds += float(until["seconds"].sum() + until["eval_seconds"].sum())
+        return rounds, float(np.mean(scores)), seconds
+
+
+def _common(search: Search) -> dict[str, dict[str, Any]]:
+    """By method, the settings of all its runs."""
+    from fedloom.experiment.comparing import settings_of_each
+
+    given = {"tune_share": SHARE, **search.settings}
+    if "test" not in search.score:
+        given["eval_common"] = 0
+    return settings_of_each(search.methods, given)
+
+
+def _score(record: Mapping[Any, Any], names: str) -> float:
+    scores = {k: v for k, v in record.items() if isinstance(v, float) and k not in _NO_SCORES}
+    for name in names.split("+"):
+        if name not in scores:
+            raise unknown("score", name, scores)
+    found = float(np.mean([scores[name] for name in names.split("+")]))
+    return found if math.isfinite(found) else -math.inf
+
+
+def concerns(name: str, methods: Iterable[str]) -> bool:
+    """Whether this is a setting, or an option of one of the methods."""
+    return any(name in _options(method_class(method)) for method in methods)
+
+
+def _options(cls: type[MethodOptions]) -> set[str]:
+    return {*Config.model_fields, *cls.model_fields} - {"method", "params", "seed"}
+
+
+def _name(key: str) -> str:
+    return key.rpartition(":")[2]
+
+
+def _value(text: str) -> Value:
+    value = parse_yaml(text)
+    try:
+        return float(value) if isinstance(value, str) and value[:1] in "+-.0123456789" else value
+    except ValueError:
+        return text
+
+
+def _three_digits(value: float) -> float:
+    """Rates are written with three digits, so that a chosen one can be typed."""
+    return float(f"{value:.3g}")
+
+
+def _text(search: Search, chosen: Mapping[str, Mapping[str, Value]], table: pd.DataFrame) -> str:
+    budget = f"{search.runs} runs" if search.runs else f"{search.seconds:g} s"
+    halved = f", one of {search.halving} kept at each rung" if search.halving else ""
+    share = search.settings.get("tune_share", SHARE)
+    spent = [f"{m} {s:.0f} s" for m, s in table.groupby("method")["seconds"].sum().items()]
+    head = (
+        f"# Chosen by fedloom tune: {budget} a method of {search.rounds} rounds{halved}, "
+        f"{search.seeds} seed(s) from {search.seed},\n"
+        f"# by {search.score} on {share:g} of the clients' training data; no test data was used.\n"
+        f"# Searched: {', '.join(search.space)}. Time: {', '.join(spent)}.\n"
+    )
+    given = {k: v for k, v in search.settings.items() if k not in ("tune_share", "rounds")}
+    each = {m: {k: own[k] for k in given if k in own} for m, own in _common(search).items()}
+    common = {k: v for k, v in given.items() if all(k in own for own in each.values())}
+    known = {
+        m: {**{k: v for k, v in each[m].items() if k not in common}, **values}
+        for m, values in chosen.items()
+    }
+    return head + yaml.safe_dump({**common, TUNED: known}, sort_keys=False, allow_unicode=True)
+
+
+def chosen_for(settings: Mapping[str, Any], method: str | None, file: object) -> dict[str, Any]:
+    """The settings of a config file; of one that a search wrote, those that it chose for a
+    method."""
+    if TUNED not in settings:
+        return dict(settings)
+    known = settings[TUNED]
+    if not isinstance(known, Mapping) or not all(isinstance(v, Mapping) for v in known.values()):
+        raise FedloomError(f"'{file}' must hold settings by method under '{TUNED}'.")
+    if method is None:
+        raise FedloomError(
+            f"'{file}' has settings for {', '.join(known)}: say which method to run."
+        )
+    if method not in known:
+        raise FedloomError(
+            f"'{file}' has no settings for {quoted(method)}; it has them for {', '.join(known)}."
+        )
+    rest = {key: value for key, value in settings.items() if key != TUNED}
+    return {**rest, **known[method]}
+
+
+def read_chosen(file: Path, data: str) -> dict[str, dict[str, Any]]:
+    """Method → settings, from a file that a search on this data set wrote."""
+    content = read_config(file)
+    if TUNED not in content:
+        raise FedloomError(
+            f"'{file}' is no file of chosen values: it has no '{TUNED}'. fedloom tune writes one."
+        )
+    if content.get("data", data) != data:
+        raise FedloomError(f"'{file}' was chosen for {content['data']}, not for {data}.")
+    return {method: chosen_for(content, method, file) for method in content[TUNED]}
