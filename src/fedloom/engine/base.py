@@ -48,7 +48,7 @@ class Setting:
     pools: bool = False  # one learner, number 0, trains on everyone's data
     submodels: bool = False  # some train a part of the model: all its tracked norms are measured
     static: bool = False  # the model has norms whose statistics are measured before scoring
-    static_samples: int = 5000
+    static_samples: int | None = 5000
     channels: Channels | None = None  # of the model, where sub-models are made of them
     public: PublicSet | None = None  # for parts that look at it
     tokens: bool = False  # the model looks the data up, so they are not normalised
@@ -92,7 +92,7 @@ class Done:
     macs: int
     memory: int  # bytes of a training step, and of what had to be there to choose a sub-model
     seconds: Mapping[str, float]  # spent on: select, data, train
-    gap: float | None = None  # the gradient that a sub-model leaves out, where it is measured
+    gaps: tuple[float, float] | None = None  # from the whole model's gradient and update
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Trained:
     macs: np.ndarray  # multiply-accumulates spent
     memory: np.ndarray  # bytes needed
     seconds: Mapping[str, float]  # summed over clients
-    gaps: tuple[float, ...] = ()  # of those who measured one
+    gaps: tuple[tuple[float, float], ...] = ()  # of those who measured them
 
     @staticmethod
     def of(done: Sequence[Done]) -> Trained:
@@ -124,7 +124,7 @@ class Trained:
             macs=np.array([d.macs for d in done], dtype=np.int64),
             memory=np.array([d.memory for d in done], dtype=np.int64),
             seconds={name: sum(d.seconds.get(name, 0.0) for d in done) for name in names},
-            gaps=tuple(d.gap for d in done if d.gap is not None),
+            gaps=tuple(d.gaps for d in done if d.gaps is not None),
         )
 
     def with_more(self, other: Trained) -> Trained:

@@ -32,7 +32,7 @@ from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, trai
 from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
 from fedloom.native.net import Native
-from fedloom.select import Ask, Last, Selection
+from fedloom.select import Ask, Last, Selection, Whole
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
 
@@ -276,9 +276,48 @@ class Worker:
             raise diverged(job.client, task)
         macs, bytes_needed = self._costs(task, job, seen)
         loss = loss_sum / max(seen, 1)
-        gap = None if job.selection is None else job.selection.gap
+        gaps = self._gaps(task, job, back) if task.select.measures and job.selection else None
         steps = len(job.steps)
-        return Done(row, index, loss, seen, steps, macs, bytes_needed, job.seconds, gap)
+        return Done(row, index, loss, seen, steps, macs, bytes_needed, job.seconds, gaps)
+
+    def _gaps(self, task: Task, job: Job, back: Back) -> tuple[float, float]:
+        """‖∇f(w) − ∇f(w_sub)‖ before training (S2 theorem 1), and ‖Δw − Δw_sub‖ after it, had this
+        client trained the whole model on the same batches (S2 figure 4.3). What a sub-model does
+        not have counts as 0."""
+        assert job.selection is not None
+        index, trainable = job.selection.index, self.setting.layout.trainable
+        mine = index[index < trainable]
+        whole = replace(task, select=Whole())
+        model = job.row[: self.setting.layout.size]
+        apart = self._gradient(whole, replace(job, selection=None, start=model))
+        apart[mine] -= self._gradient(task, job)
+        moved = self.train(whole, job.client, job.row).row[:trainable] - job.row[:trainable]
+        moved[mine] -= (back.row.cpu() - job.start)[: len(mine)]
+        return float(apart.double().norm()), float(moved.double().norm())
+
+    def _gradient(self, task: Task, job: Job) -> Tensor:
+        """The gradient of the rule's objective on all data of a client, as its module trains."""
+        s, rule, resident = self.setting, task.rule.at(task.round), self.resident(job.selection)
+        resident.load(job.start)
+        resident.module.train()
+        resident.at(None)
+        me = self.context(task, job, rule, resident.weights.clone())
+        indices = {p: self._indices(job.client, task.data.get(p, p)) for p in rule.parts}
+        most = max(len(some) for some in indices.values())
+        cuts = max(-(-most // LOOKED_AT_ONCE), 1)
+        total = torch.zeros_like(resident.grad)
+        for i in range(cuts):
+            some = {p: np.array_split(at, cuts)[i] for p, at in indices.items()}
+            data = {p: replace(self._train.batch(at), held=job.held) for p, at in some.items()}
+            if rule.differentiates:
+                self._functional_gradient(resident, rule, data, me)
+            else:
+                resident.grad.zero_()
+                with s.autocast():
+                    rule.objective(resident, resident.params, data, me).backward()
+            weighed = some[rule.weighs]
+            total += resident.grad * (len(weighed) / max(len(indices[rule.weighs]), 1))
+        return total.cpu()
 
     def _gathered(
         self, task: Task, job: Job, back: Back, memory: Mapping[str, Tensor]
@@ -454,8 +493,9 @@ class Worker:
             row=row,
             module=self._whole.module,
             stream=lambda *names: stream(s.seed, *names, task.round, client),
-            data=data if "data" in task.select.needs or task.select.measures else None,
+            data=data if "data" in task.select.needs else None,
             channels=s.channels,
+            strongest=float(s.capacities[: s.federation.n_clients].max()),
             public=self._public if "public" in task.select.needs else None,
             last=last if "last" in task.select.needs else None,
         )

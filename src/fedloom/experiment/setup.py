@@ -425,10 +425,6 @@ def _build(config: Config, method: Method, dealt: _Dealt, factory: str | Factory
     shape, classes = dataset.shape, dataset.n_classes
     options = _model_options(config, method)
     make = partial(build, factory, shape, classes, config.seed, options)
-    fitted = method.select.fitted(make(), float(capacities[: config.clients].max()))
-    if fitted:
-        options |= fitted
-        make = partial(build, factory, shape, classes, config.seed, options)
     module = make()
     layout = Layout.of(module, method.local.extras)
     row = layout.flatten(module, method.local.extras)

@@ -28,17 +28,27 @@ from fedloom.select import (
 
 LOW = "low-quality"
 HIGH = "high-quality"
+#: DepthFL's clients: a quarter at each of four depths (S2 table 4.2's costs)
+DEPTHS = "1,0.75,0.5,0.25"
 #: S2 §3.3.3 and tables 3.3, 4.1; `tuned` learns at a rate at which these networks move
 _TRAINING = {"epochs": 2, "momentum": 0.9, "weight_decay": 5e-4, "augment": "crop:2",
-             "participation": 0.1, "clients": 100, "model": "conv4", "batch": 16,
-             "model_options": {"norm": "static"}, "mask": "inf", "by_class": True}  # fmt: skip
-_SOURCE = {**_TRAINING, "lr": 0.001}
-_TUNED = {**_TRAINING, "lr": 0.01, "clip": 1.0, "lr_schedule": "cosine:0.01"}
+             "participation": 0.1, "clients": 100, "batch": 16, "partition": "classes:2",
+             "draw": "capacity", "model_options": {"norm": "static"}, "mask": "inf",
+             "by_class": True}  # fmt: skip
+#: all images are trained on; S2's multiply-accumulates are those of 32×32 pixels
+_SOURCE = {**_TRAINING, "lr": 0.001, "test_share": 0.0, "static_samples": None, "eval_every": 20,
+           "data_options": {"size": 32}}  # fmt: skip
+_PRESETS: dict[str, Preset] = {
+    "source": {**_SOURCE, "data": "mnist", "model": "conv4", "rounds": 800},
+    "source-cifar10": {**_SOURCE, "data": "cifar10", "model": "resnet18", "rounds": 2500,
+                       "augment": "flip+crop:4"},
+    "tuned": {**_TRAINING, "model": "conv4", "lr": 0.01, "clip": 1.0,
+              "lr_schedule": "cosine:0.01"},
+}  # fmt: skip
 
 
 def _presets(capacities: str, **more: object) -> dict[str, Preset]:
-    return {"source": {**_SOURCE, "capacities": capacities, **more},
-            "tuned": {**_TUNED, "capacities": capacities, **more}}  # fmt: skip
+    return {name: {**preset, "capacities": capacities, **more} for name, preset in _PRESETS.items()}
 
 
 class _SubModels(MethodOptions):
@@ -68,7 +78,9 @@ class _Width(_SubModels):
     scaler: bool = Field(True, description="multiply hidden outputs by 1/r in training")
     rounding: Literal["ceil", "floor"] = Field("ceil", description="of r·m channels")
     measure_gap: bool = Field(
-        False, description="note the gradient that sub-models leave out (`gap`; costs a pass)"
+        False,
+        description="note how far sub-models' gradients and updates are from the whole model's "
+        "(gradient_gap, update_gap); clients train the whole model as well for that",
     )
 
 
@@ -158,7 +170,9 @@ class _FedGSE(_Width):
     presets = _presets(HIGH)
     labels: ClassVar[Literal["spl", "csl"]]
 
-    samples: int = Field(128, ge=1, description="similar public samples for the gradients")
+    samples: int | None = Field(
+        128, ge=1, description="similar public samples for the gradients; none: all"
+    )
 
     def _select(self) -> Select:
         return ByGradient(
@@ -192,10 +206,12 @@ class DepthFL(_SubModels):
 
     name = "depthfl"
     source = "Kim et al. 2023; S2 §3.3"
-    presets = _presets(LOW)
+    presets: ClassVar = _presets(DEPTHS, budget="blocks")
 
     budget: Literal["parameters", "macs", "blocks"] = Field(
-        "parameters", description="what depth goes by: r² of the parameters or MACs, or r·blocks"
+        "parameters",
+        description="what depth goes by: r² of the parameters or MACs, or r·blocks, of what the "
+        "strongest client can train",
     )
     distil: float = Field(1.0, ge=0, description="weight of the classifiers' learning together")
     ramp: int = Field(300, ge=0, description="rounds over which that weight grows")
