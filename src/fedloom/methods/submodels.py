@@ -36,7 +36,7 @@ _TRAINING = {"epochs": 2, "momentum": 0.9, "weight_decay": 5e-4, "augment": "cro
              "draw": "capacity", "model_options": {"norm": "static"}, "mask": "inf",
              "by_class": True}  # fmt: skip
 #: all images are trained on; S2's multiply-accumulates are those of 32×32 pixels
-_SOURCE = {**_TRAINING, "lr": 0.001, "test_share": 0.0, "static_samples": None, "eval_every": 20,
+_SOURCE = {**_TRAINING, "lr": 0.001, "test_share": 0.0, "static_samples": None, "eval_every": 40,
            "data_options": {"size": 32}}  # fmt: skip
 _PRESETS: dict[str, Preset] = {
     "source": {**_SOURCE, "data": "mnist", "model": "conv4", "rounds": 800},

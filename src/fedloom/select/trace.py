@@ -226,7 +226,11 @@ class _Tracer(TorchDispatchMode):
     def _leave(self, *_: Any) -> None:
         self._last = self._layers.pop()
 
-    def _into_cells(self, *_: Any) -> None:
+    def _into_cells(self, layer: nn.RNNBase, inputs: tuple[Any, ...]) -> None:
+        if layer.proj_size or not isinstance(inputs[0], Tensor):
+            what = "proj_size" if layer.proj_size else "packed sequences"
+            instead = "Give it padded tensors and leave proj_size out"
+            raise self._refusal(f"its {what} can't be followed", instead)
         self._inside += 1
 
     def _out_of_cells(self, layer: nn.RNNBase, inputs: tuple[Any, ...], output: Any) -> None:
@@ -235,10 +239,6 @@ class _Tracer(TorchDispatchMode):
         if output is None:  # it failed
             return
         out, state = output
-        if not isinstance(out, Tensor) or layer.proj_size:
-            what = "packed sequences" if layer.proj_size == 0 else "proj_size"
-            raise self._refusal(f"its {what} can't be followed", "Give it padded tensors and leave "
-                                "proj_size out")  # fmt: skip
         (name,) = [n for n, m in self._module.named_modules() if m is layer]
         data, units = self.known(inputs[0]), free(layer.hidden_size, name)
         sides = fixed(1 + layer.bidirectional)
