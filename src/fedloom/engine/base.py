@@ -148,8 +148,19 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Held:
+    """The sub-model of a whole one that a client can hold: whose, as of which round."""
+
+    client: int
+    round: int
+    select: Select
+    last: Last | None = None
+
+
+@dataclass(frozen=True)
 class Block:
-    """A piece of scoring: one row on some samples, which belong to the clients `who`."""
+    """A piece of scoring: one row, or what a client can hold of it, on some samples, which belong
+    to the clients `who`."""
 
     row: int
     common: bool  # of the common test set, not of the clients' own data
@@ -158,6 +169,7 @@ class Block:
     who: np.ndarray
     calibrate: tuple[int, ...]  # whose training data measures norm statistics
     probabilities: bool = False
+    held: Held | None = None
 
 
 class Engine(ABC):
@@ -198,6 +210,16 @@ class Engine(ABC):
                 for block in self._cut(i, False, [group], np.array([i]), whole[i : i + 1])
             ]
         return self._gather(rows, blocks, len(clients))
+
+    def score_held(self, rows: Tensor, held: Sequence[Held], part: str) -> Scored:
+        """Score each client with its part of its row, on its own data; norm statistics are measured
+        on those as well."""
+        one, blocks = same_row(rows), []
+        for i, mine in enumerate(held):
+            indices = [self.setting.federation.indices(mine.client, part)]
+            cut = self._cut(0 if one else i, False, indices, np.array([i]), (mine.client,))
+            blocks += [replace(block, held=mine) for block in cut]
+        return self._gather(rows, blocks, len(held))
 
     def score_global(self, rows: Tensor, clients: np.ndarray) -> Scored:
         """Score each row on the common test set; `clients` are whose rows they are."""

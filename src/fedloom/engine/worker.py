@@ -32,7 +32,7 @@ from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, trai
 from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
 from fedloom.native.net import Native
-from fedloom.select import Ask, Last, Selection, Whole
+from fedloom.select import Ask, Last, Select, Selection, Whole
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
 
@@ -91,7 +91,7 @@ class Worker:
         s, rule = self.setting, task.rule
         started = time.perf_counter()
         model = row[: s.layout.size]
-        selection = task.select.choose(self._ask(task, client, model, last))
+        selection = task.select.choose(self._ask(task.select, task.round, client, model, last))
         if selection is not None and not (selection.index.diff() > 0).all():
             raise FedloomError(
                 f"{type(task.select).__name__} chose columns that do not ascend. Sort the index of "
@@ -375,8 +375,8 @@ class Worker:
 
     @telling_memory("scoring")
     def score(self, row: Tensor, block: Block) -> Scored:
-        """One row on a block of samples."""
-        resident = self._whole
+        """One row, or a client's part of it, on a block of samples."""
+        resident, row = self._scored(row, block)
         resident.load(row)
         if self.setting.static:
             most = self.setting.static_samples
@@ -400,6 +400,21 @@ class Worker:
                 loss += np.bincount(who, weights=losses, minlength=groups)
         known = np.concatenate(kept) if kept else None
         return Scored(confusion.reshape(groups, classes, classes), loss, known)
+
+    def _scored(self, row: Tensor, block: Block) -> tuple[Resident, Tensor]:
+        """The network that is scored, and its row."""
+        held = block.held
+        if held is None:
+            return self._whole, row
+        chosen = held.select.choose(self._ask(held.select, held.round, held.client, row, held.last))
+        if chosen is None:
+            return self._whole, row
+        key = ("held", chosen.shape)
+        if key not in self._residents:
+            module = tame_strides(chosen.build() if chosen.held is None else chosen.held())
+            layout = Layout.of(module, self.setting.extras)
+            self._residents[key] = Resident(module, layout, self.setting.device)
+        return self._residents[key], row[chosen.index]
 
     def _look(
         self, resident: Resident, source: Source, indices: np.ndarray
@@ -478,26 +493,26 @@ class Worker:
         s = self.setting
         return kernels_for(self._kernels, module, layout, s.dataset.shape, s.tokens)
 
-    def _ask(self, task: Task, client: int, row: Tensor, last: Last | None) -> Ask:
-        s = self.setting
+    def _ask(self, select: Select, round: int, client: int, row: Tensor, last: Last | None) -> Ask:
+        s, needs = self.setting, select.needs
 
         @cache  # a selector may look more than once
         def data(part: str) -> Batch:
             return self._train.batch(self._indices(client, part))
 
         return Ask(
-            round=task.round,
+            round=round,
             client=client,
             capacity=float(s.capacities[client]),
             layout=s.layout,
             row=row,
             module=self._whole.module,
-            stream=lambda *names: stream(s.seed, *names, task.round, client),
-            data=data if "data" in task.select.needs else None,
+            stream=lambda *names: stream(s.seed, *names, round, client),
+            data=data if "data" in needs else None,
             channels=s.channels,
             strongest=float(s.capacities[: s.federation.n_clients].max()),
-            public=self._public if "public" in task.select.needs else None,
-            last=last if "last" in task.select.needs else None,
+            public=self._public if "public" in needs else None,
+            last=last if "last" in needs else None,
         )
 
     @cached_property

@@ -22,6 +22,7 @@ from fedloom.mix import (
     RandomPairs,
     Swap,
 )
+from fedloom.newcomer import MeanPart, Shared
 from fedloom.similarity import kernel_named, measure_named
 
 _COMPARING = ("similarity", "kernel", "debiased", "layers", "probes")
@@ -59,6 +60,9 @@ class FedSwap(MethodOptions):
     )
     swap_share: float = Field(1.0, ge=0, le=1, description="share of the pairs that swap (SP)")
     average_every: int = Field(5, ge=1, description="rounds from one average to the next (h2)")
+    private: str = Field(
+        "none", description="part that is neither swapped nor averaged: none, head, a layer"
+    )
 
     @model_validator(mode="after")
     def _useful(self) -> FedSwap:
@@ -69,7 +73,17 @@ class FedSwap(MethodOptions):
         if self.partner == "sequential":
             self._refuse(("swap_share",), "every client swaps in turn")
         measure_named(self.similarity, kernel_named(self.kernel), self.debiased)
+        if self.private != "none" and self.partner in ("greedy", "min"):
+            self._see_parts()
         return self
+
+    def _see_parts(self) -> None:
+        if self.similarity not in _ON_WEIGHTS:
+            raise FedloomError(
+                f"similarity={self.similarity} compares what whole models answer, and a server "
+                f"never sees the private part ({self.private}). Compare weights (cosine, pearson), "
+                "or choose partner=random or sequential."
+            )
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
@@ -77,8 +91,10 @@ class FedSwap(MethodOptions):
                 raise FedloomError(f"{name}={value} would do nothing: {why}. Leave it out.")
 
     def build(self) -> Method:
-        mix = Alternate(Swap(self._partners()), Average(), every=self.average_every)
-        return Method(local=SGD(), mix=mix)
+        part = "all" if self.private == "none" else f"not {self.private}"
+        swap, average = Swap(self._partners(), part), Average(part)
+        newcomer = Shared() if part == "all" else MeanPart()
+        return Method(SGD(), Alternate(swap, average, self.average_every), newcomer=newcomer)
 
     def _partners(self) -> Partners:
         if self.partner == "random":

@@ -12,10 +12,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedloom.local import SGD, LocalRule, MaskedSGD, OrderedDropout, SelfDistillation
+from fedloom.local import LocalRule, MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions, Preset, register
 from fedloom.mix import Coverage
+from fedloom.newcomer import MeanPart, Shared
 from fedloom.select import (
     ByActivation,
     ByGradient,
@@ -62,16 +63,22 @@ class _SubModels(MethodOptions):
         False, description="classifier rows count only from clients that hold the class"
     )
     old_votes: bool = Field(False, description="the server's old value is one more voter")
+    private: str = Field(
+        "none", description="part that clients keep to themselves: none, head, head:K, a layer"
+    )
+    mu: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of FedProx's term")
 
     def _select(self) -> Select:
         raise NotImplementedError
 
     def _local(self) -> LocalRule:
-        return SGD() if self.mask == "none" else MaskedSGD(self.mask)
+        return MaskedSGD(self.mask, mu=self.mu)
 
     def build(self) -> Method:
-        mix = Coverage(weigh=self.weigh, by_class=self.by_class, old_votes=self.old_votes)
-        return Method(self._local(), mix, select=self._select())
+        part = "all" if self.private == "none" else f"not {self.private}"
+        mix = Coverage(part, self.weigh, self.by_class, self.old_votes)
+        newcomer = Shared() if part == "all" else MeanPart()
+        return Method(self._local(), mix, select=self._select(), newcomer=newcomer)
 
 
 class _Width(_SubModels):
@@ -116,7 +123,8 @@ class FjORD(_Width):
         return Ordered(self.rounding, self.scaler, measures=self.measure_gap)
 
     def _local(self) -> LocalRule:
-        return OrderedDropout(self.mask, self.levels, self.distil, self.temperature)
+        levels, distil = self.levels, self.distil
+        return OrderedDropout(self.mask, levels, distil, self.temperature, mu=self.mu)
 
 
 @register
@@ -220,4 +228,4 @@ class DepthFL(_SubModels):
         return Prefix(self.budget)
 
     def _local(self) -> LocalRule:
-        return SelfDistillation(self.mask, self.distil, self.ramp)
+        return SelfDistillation(self.mask, self.distil, self.ramp, mu=self.mu)

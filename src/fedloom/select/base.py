@@ -65,13 +65,15 @@ class Ask:
 @dataclass(frozen=True)
 class Selection:
     """A sub-model: `row[index]` is the row of `build()`; the index ascends. Equal `shape`s mean
-    equal modules. Where narrower nets are trained inside it, `channels` is its structure."""
+    equal modules. Where narrower nets are trained inside it, `channels` is its structure. `held`
+    builds it to be used on its own, if that is another module than the one that trains."""
 
     index: Tensor
     shape: Hashable
     build: Callable[[], nn.Module]
     channels: Channels | None = None
     samples: int = 0  # that the client ran through the whole model to choose
+    held: Callable[[], nn.Module] | None = None
 
 
 class Select:

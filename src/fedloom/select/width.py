@@ -51,6 +51,7 @@ class Width(Select):
             build=partial(channels.build, counts, scale),
             channels=channels.narrow(counts) if self.nested else None,
             samples=self.looked_at(ask),
+            held=partial(channels.build, counts, scale, always=True) if scale != 1 else None,
         )
 
     def looked_at(self, ask: Ask) -> int:
