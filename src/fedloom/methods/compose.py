@@ -85,14 +85,14 @@ def together(first: Method, second: Method) -> Method:
     chosen: dict[str, Any] = {}
     for word, what in _CHOICES.items():
         plain, mine, other = (getattr(m, word) for m in (Method(), first, second))
-        if mine != plain and other not in (plain, mine):
+        if not _alike(mine, plain) and not _alike(other, plain) and not _alike(mine, other):
             if word == "newcomer":  # the last that was named
                 chosen[word] = other
                 continue
             raise FedloomError(
                 f"both say {what} ({_name(mine)} and {_name(other)}), and there is one such choice."
             )
-        chosen[word] = other if mine == plain else mine
+        chosen[word] = other if _alike(mine, plain) else mine
     return Method(
         local=_rules(first.local, second.local),
         mix=_mixes(first, second),
@@ -119,9 +119,7 @@ def _mixes(one: Method, two: Method) -> Mix:
     """How what clients send is combined: any mix of the part that the other one combines."""
     first, second = one.mix, two.mix
     if not one.topology.server:
-        if isinstance(first, PeerAverage) and two.topology.server:
-            return _of_part(second.among_nodes(), first.part)
-        second = second.among_nodes() if two.topology.server else second
+        second = second.among_nodes()
         if isinstance(second, PeerAverage):
             return _of_part(first, second.part)
     for mix, other in ((first, second), (second, first)):
@@ -148,6 +146,11 @@ def _of_part(mix: Mix, part: str) -> Mix:
     if "part" not in {field.name for field in fields(mix)}:  # type: ignore[arg-type]
         raise FedloomError(f"{_name(mix)} has no use for a part of the model ('{part}').")
     return replace(mix, part=part)  # type: ignore[type-var]
+
+
+def _alike(one: object, other: object) -> bool:
+    same = type(one) is type(other) and getattr(one, "__dict__", 0) == getattr(other, "__dict__", 1)
+    return one == other or same
 
 
 def _name(choice: object) -> str:
