@@ -299,9 +299,10 @@ class Worker:
         """The gradient of the rule's objective on all data of a client, as its module trains."""
         s, rule, resident = self.setting, task.rule.at(task.round), self.resident(job.selection)
         resident.load(job.start)
-        resident.module.train()
         resident.at(None)
-        me = self.context(task, job, rule, resident.weights.clone())
+        resident.module.train()
+        start = resident.weights.clone()
+        me = self.context(task, job, rule, start)
         indices = {p: self._indices(job.client, task.data.get(p, p)) for p in rule.parts}
         most = max(len(some) for some in indices.values())
         cuts = max(-(-most // LOOKED_AT_ONCE), 1)
