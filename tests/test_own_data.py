@@ -11,6 +11,8 @@ from torch import nn
 
 import fedloom
 from fedloom.cli import main
+from fedloom.data.catalog import load
+from fedloom.errors import FedloomError
 from fedloom.models.inputs import blank, looks_up
 
 
@@ -234,3 +236,26 @@ def test_an_embedding_of_positions_makes_no_tokens(quick):
 def test_integers_and_the_same_floats_train_alike(quick, row):
     x, y = np.random.default_rng(0).integers(0, 9, (100, 4, 4)), np.arange(100) % 2
     assert torch.equal(row(quick(data=(x, y))), row(quick(data=(x.astype(np.float32), y))))
+
+
+# -- other sizes ----------------------------------------------------------------------------------
+
+
+def test_images_get_a_frame_or_are_averaged_to_another_size():
+    plain = load("digits")
+    framed = load("digits", options={"size": 11})
+    assert framed.shape == (1, 11, 11)
+    assert np.array_equal(framed.x[:, :, 1:9, 1:9], plain.x)
+    assert framed.x.sum() == plain.x.sum()
+    assert framed.mean != plain.mean
+    half = load("digits", options={"size": 4})
+    square = plain.x[3, 0, :2, :2].mean()
+    assert half.x[3, 0, 0, 0] == np.rint(square)
+    assert np.array_equal(load("digits", options={"size": "8"}).x, plain.x)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(FedloomError, match=r"size=5 does not fit 'digits'.*8×8"):
+        load("digits", options={"size": 5})
+    with pytest.raises(FedloomError, match="size must be a number"):
+        load("digits", options={"size": "large"})

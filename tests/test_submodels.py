@@ -546,6 +546,25 @@ def test_similar_samples_are_those_that_the_last_sub_model_gets_right():
     assert torch.equal(again.y, small.eval()(again.x).argmax(1))
 
 
+def test_the_last_sub_model_is_asked_with_its_scaler():
+    """Without norms, an unscaled sub-model answers otherwise than the one that was trained."""
+    torch.manual_seed(3)
+    module = a_model("mlp")
+    x = torch.randn(200, *SHAPE)
+    scaled, plain = (ByGradient(scaler=s, labels="csl", samples=None) for s in (True, False))
+    chosen = Ordered().choose(ask_for(module, 0.25))
+    row = 0.1 * torch.randn(len(chosen.index))
+    row[-5:] = torch.linspace(-0.1, 0.1, 5)  # what the classifier adds is not scaled
+    last = Last(row, chosen.index)
+    ask = ask_for(module, 0.25, public=PublicSet(x, None, "test"), last=last)
+    small = ask.channels.build(ask.channels.counts(0.25), 4.0)
+    Layout.of(small).load(small, ask.last.row)
+    labelled = scaled.similar(ask, ask.channels)
+    assert len(labelled.y) == 200  # all that there are
+    assert torch.equal(labelled.y, small.train()(labelled.x).argmax(1))  # as in training
+    assert not torch.equal(labelled.y, plain.similar(ask, ask.channels).y)
+
+
 def test_static_norms_are_measured_before_a_selector_looks():
     module = a_model("conv4", norm="static")
     x = torch.randn(64, *SHAPE)
@@ -1079,6 +1098,31 @@ def test_a_preset_gives_what_the_run_does_not():
     assert options.mask == "inf"
     again, _ = make_config(config.model_dump(), find("feddse"))
     assert again == config
+
+
+@pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord", "depthfl"])
+def test_the_sources_preset_is_s2s_experiment_by_itself(name):
+    from fedloom.experiment.config import make_config
+
+    config, _ = make_config({"method": name, "preset": "source"}, find(name))
+    assert (config.data, config.data_options, config.model) == ("mnist", {"size": 32}, "conv4")
+    assert (config.clients, config.participants, config.rounds) == (100, 10, 800)
+    assert (config.partition, config.draw, config.test_share) == ("classes:2", "capacity", 0.0)
+    assert (config.lr, config.epochs, config.static_samples) == (0.001, 2, None)
+    populations = {"depthfl": "1,0.75,0.5,0.25", "fedgse-spl": "high-quality",
+                   "fedgse-csl": "high-quality"}  # fmt: skip
+    assert config.capacities == populations.get(name, "low-quality")
+    alike, _ = make_config({"method": name, "preset": "source", "capacities": "0.5"}, find(name))
+    assert alike.draw == "uniform"  # there are no groups to draw by
+
+
+def test_clients_of_every_capacity_are_in_every_round_of_a_preset(quick):
+    result = quick("heterofl", preset="tuned", clients=20, participation=0.5, rounds=3, steps=1,
+                   capacities="1,0.5,0.25,0.125", model="conv4", data="digits", augment="none",
+                   model_options={"channels": [8, 8, 8, 8]}, eval_clients=0)  # fmt: skip
+    for record in result.records:
+        counts = [group["clients"] for group in record["devices"].values()]
+        assert sorted(counts) in ([2, 2, 3, 3], [2, 3, 2, 3])
 
 
 def test_an_option_of_the_run_goes_over_the_preset_however_it_is_written():
