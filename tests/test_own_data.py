@@ -11,6 +11,8 @@ from torch import nn
 
 import fedloom
 from fedloom.cli import main
+from fedloom.data.catalog import load
+from fedloom.errors import FedloomError
 from fedloom.models.inputs import blank, looks_up
 
 
@@ -255,3 +257,26 @@ def test_all_of_s1_works_with_classes_of_ones_own_data(in_tmp, name):
     assert set(table["population"]) == {"local", "new"}
     assert (table.query("population == 'new'")["samples"] > 0).all()
     assert {"before_f1", "new_before_micro", "new_majority"} <= set(result.summary)
+
+
+# -- other sizes ----------------------------------------------------------------------------------
+
+
+def test_images_get_a_frame_or_are_averaged_to_another_size():
+    plain = load("digits")
+    framed = load("digits", options={"size": 11})
+    assert framed.shape == (1, 11, 11)
+    assert np.array_equal(framed.x[:, :, 1:9, 1:9], plain.x)
+    assert framed.x.sum() == plain.x.sum()
+    assert framed.mean != plain.mean
+    half = load("digits", options={"size": 4})
+    square = plain.x[3, 0, :2, :2].mean()
+    assert half.x[3, 0, 0, 0] == np.rint(square)
+    assert np.array_equal(load("digits", options={"size": "8"}).x, plain.x)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(FedloomError, match=r"size=5 does not fit 'digits'.*8×8"):
+        load("digits", options={"size": 5})
+    with pytest.raises(FedloomError, match="size must be a number"):
+        load("digits", options={"size": "large"})

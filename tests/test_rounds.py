@@ -48,8 +48,10 @@ def test_what_came_back_lies_side_by_side_in_the_order_of_the_clients():
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     trained = Trained.of(
         [
-            Done(rows[0], None, 0.5, 10, 2, 100, 1000, {"train": 1.0}, gap=None),
-            Done(rows[1], torch.tensor([1, 3]), 0.25, 20, 3, 200, 500, {"train": 2.0}, gap=0.125),
+            Done(rows[0], None, 0.5, 10, 2, 100, 1000, {"train": 1.0}, None),
+            Done(
+                rows[1], torch.tensor([1, 3]), 0.25, 20, 3, 200, 500, {"train": 2.0}, (0.125, 0.5)
+            ),
         ]
     )
     assert [row.tolist() for row in trained.rows] == rows.tolist()
@@ -61,7 +63,7 @@ def test_what_came_back_lies_side_by_side_in_the_order_of_the_clients():
     assert trained.macs.tolist() == [100, 200]
     assert trained.memory.tolist() == [1000, 500]
     assert trained.seconds == {"train": 3.0}
-    assert trained.gaps == (0.125,)
+    assert trained.gaps == ((0.125, 0.5),)
 
 
 # -- FedSGD ---------------------------------------------------------------------------------------

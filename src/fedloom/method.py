@@ -149,6 +149,11 @@ class Method:
                 f"{mix} combines whole models, and {type(self.select).__name__} gives "
                 "clients parts of it. Use a mix that averages element by element."
             )
+        if self.mix.keeps and self.mix.part not in ("all", "not none", "none"):
+            yield (
+                f"{mix} keeps values for all weights of the model ({', '.join(self.mix.keeps)}), "
+                f"so it can't combine a part of it ('{self.mix.part}'). Use Average."
+            )
         if self.local.narrows and not (self.select.nested and self.select.cuts):
             yield (
                 f"{local} trains narrower nets inside a client's own, and "

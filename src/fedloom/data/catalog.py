@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.data import own, sources, store
-from fedloom.data.dataset import Dataset, measured, stratified
+from fedloom.data.dataset import Dataset, measured, resized, stratified
 from fedloom.data.fetch import command
 from fedloom.data.options import Value, integer, number, sizes
 from fedloom.data.synthetic import synthetic
@@ -39,16 +39,20 @@ def load(
     """The data set that `source` names or holds.
 
     A built-in name, the path of a `.npz` file or of a folder of images, a tuple of arrays
-    (x, y) or (x, y, x_test, y_test), or a `Dataset`, which is given back.
+    (x, y) or (x, y, x_test, y_test), or a `Dataset`, which is given back. The option `size`, which
+    all of them have, gives images of so many pixels a side.
     """
     what, loader = _find(source, cache)
+    given = dict(options or {})
+    size = given.pop("size", None)
     accepted = [
         p.name for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY
     ]
-    for option in options or {}:
+    for option in given:
         if option not in accepted:
-            raise unknown(f"option of {what}", option, accepted)
-    return loader(**(options or {}))
+            raise unknown(f"option of {what}", option, [*accepted, "size"])
+    found = loader(**given)
+    return found if size is None else resized(found, integer("size", size, low=1))
 
 
 def names() -> tuple[str, ...]:

@@ -26,7 +26,8 @@ from fedloom.data.images import (
 from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
 
-__all__ = ["Dataset", "Images", "as_images", "from_arrays", "hold_out", "measured", "stratified"]
+__all__ = ["Dataset", "Images", "as_images", "from_arrays", "hold_out", "measured", "resized",
+           "stratified"]  # fmt: skip
 
 SCALES = ("standard", "unit", "pixel", "half")
 _CLASSES_CHECKED = 20  # samples; fewer may well have as many classes
@@ -148,6 +149,38 @@ def measured(
     mean, std = (pixel_scale if table else channel_scale)(x)
     y, y_test = y.astype(np.int64), y_test.astype(np.int64)
     return Dataset(name, x, y, x_test, y_test, tuple(classes), mean, std)
+
+
+def resized(data: Dataset, side: int) -> Dataset:
+    """The same images with so many pixels a side: smaller ones get a black (0) frame, of larger
+    ones squares of pixels are averaged.
+
+    >>> pixels = np.arange(64.0).reshape(1, 8, 8).repeat(10, 0)
+    >>> resized(from_arrays(pixels, list("ababababab")), 4).x[0, 0, 0].tolist()
+    [4.5, 6.5, 8.5, 10.5]
+    """
+    height, width = data.shape[1:]
+    if height != width or (side < height and height % side):
+        raise FedloomError(
+            f"size={side} does not fit '{data.name}', whose images have {height}×{width} pixels: "
+            "square images can be given a frame, or be made smaller by a whole factor."
+        )
+    if side == height:
+        return data
+    x, x_test = (_to_side(np.asarray(images), side) for images in (data.x, data.x_test))
+    mean, std = channel_scale(x)
+    return dataclasses.replace(data, x=x, x_test=x_test, mean=mean, std=std)
+
+
+def _to_side(images: np.ndarray, side: int) -> np.ndarray:
+    before = images.shape[-1]
+    if side > before:
+        frame = (side - before) // 2, side - before - (side - before) // 2
+        return np.pad(images, ((0, 0), (0, 0), frame, frame))
+    factor = before // side
+    squares = images.reshape(*images.shape[:2], side, factor, side, factor).mean((3, 5))
+    whole = images.dtype != np.float32
+    return np.asarray(np.rint(squares) if whole else squares).astype(images.dtype)
 
 
 def from_arrays(

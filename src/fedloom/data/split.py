@@ -98,14 +98,14 @@ class Federation:
         """Those whose data stand for all data, where norms are measured."""
         return self.some_clients("static-clients", _MEASURED_BY)
 
-    def calibration(self, clients: Iterable[int], most: int) -> IntArray:
+    def calibration(self, clients: Iterable[int], most: int | None) -> IntArray:
         """Training data of these clients (of newcomers: support), or `most` samples of it, to
-        measure static norms by."""
+        measure static norms by; None: all of it."""
         parts = [
             self.indices(int(c), "train" if c < self.n_clients else "test-support") for c in clients
         ]
         pooled = np.concatenate(parts)
-        if len(pooled) > most:
+        if most is not None and len(pooled) > most:
             pooled = stream(self.seed, "static-norm").permutation(pooled)[:most]
         return pooled
 

@@ -48,7 +48,7 @@ class Setting:
     pools: bool = False  # one learner, number 0, trains on everyone's data
     submodels: bool = False  # some train a part of the model: all its tracked norms are measured
     static: bool = False  # the model has norms whose statistics are measured before scoring
-    static_samples: int = 5000
+    static_samples: int | None = 5000
     channels: Channels | None = None  # of the model, where sub-models are made of them
     public: PublicSet | None = None  # for parts that look at it
     tokens: bool = False  # the model looks the data up, so they are not normalised
@@ -92,7 +92,7 @@ class Done:
     macs: int
     memory: int  # bytes of a training step, and of what had to be there to choose a sub-model
     seconds: Mapping[str, float]  # spent on: select, data, train
-    gap: float | None = None  # the gradient that a sub-model leaves out, where it is measured
+    gaps: tuple[float, float] | None = None  # from the whole model's gradient and update
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Trained:
     macs: np.ndarray  # multiply-accumulates spent
     memory: np.ndarray  # bytes needed
     seconds: Mapping[str, float]  # summed over clients
-    gaps: tuple[float, ...] = ()  # of those who measured one
+    gaps: tuple[tuple[float, float], ...] = ()  # of those who measured them
 
     @staticmethod
     def of(done: Sequence[Done]) -> Trained:
@@ -124,7 +124,7 @@ class Trained:
             macs=np.array([d.macs for d in done], dtype=np.int64),
             memory=np.array([d.memory for d in done], dtype=np.int64),
             seconds={name: sum(d.seconds.get(name, 0.0) for d in done) for name in names},
-            gaps=tuple(d.gap for d in done if d.gap is not None),
+            gaps=tuple(d.gaps for d in done if d.gaps is not None),
         )
 
     def with_more(self, other: Trained) -> Trained:
@@ -148,8 +148,19 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Held:
+    """The sub-model of a whole one that a client can hold: whose, as of which round."""
+
+    client: int
+    round: int
+    select: Select
+    last: Last | None = None
+
+
+@dataclass(frozen=True)
 class Block:
-    """A piece of scoring: one row on some samples, which belong to the clients `who`."""
+    """A piece of scoring: one row, or what a client can hold of it, on some samples, which belong
+    to the clients `who`."""
 
     row: int
     common: bool  # of the common test set, not of the clients' own data
@@ -158,6 +169,7 @@ class Block:
     who: np.ndarray
     calibrate: tuple[int, ...]  # whose training data measures norm statistics
     probabilities: bool = False
+    held: Held | None = None
 
 
 class Engine(ABC):
@@ -198,6 +210,16 @@ class Engine(ABC):
                 for block in self._cut(i, False, [group], np.array([i]), whole[i : i + 1])
             ]
         return self._gather(rows, blocks, len(clients))
+
+    def score_held(self, rows: Tensor, held: Sequence[Held], part: str) -> Scored:
+        """Score each client with its part of its row, on its own data; norm statistics are measured
+        on those as well."""
+        one, blocks = same_row(rows), []
+        for i, mine in enumerate(held):
+            indices = [self.setting.federation.indices(mine.client, part)]
+            cut = self._cut(0 if one else i, False, indices, np.array([i]), (mine.client,))
+            blocks += [replace(block, held=mine) for block in cut]
+        return self._gather(rows, blocks, len(held))
 
     def score_global(self, rows: Tensor, clients: np.ndarray) -> Scored:
         """Score each row on the common test set; `clients` are whose rows they are."""

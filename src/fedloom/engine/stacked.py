@@ -127,7 +127,8 @@ class Stacked(OneProcess):
 
     @telling_memory("scoring")
     def score_job(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
-        alone = same_row(rows) or self.setting.static or any(b.probabilities for b in blocks)
+        alone = same_row(rows) or self.setting.static
+        alone = alone or any(b.probabilities or b.held is not None for b in blocks)
         if alone:
             return [self._worker.score(rows[block.row], block) for block in blocks]
         most = max(_AT_ONCE // rows.shape[1], 1)

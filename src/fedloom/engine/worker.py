@@ -33,7 +33,7 @@ from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
 from fedloom.models.viewed import tame_views
 from fedloom.native.net import Native
-from fedloom.select import Ask, Last, Selection
+from fedloom.select import Ask, Last, Select, Selection, Whole
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
 
@@ -92,7 +92,7 @@ class Worker:
         s, rule = self.setting, task.rule
         started = time.perf_counter()
         model = row[: s.layout.size]
-        selection = task.select.choose(self._ask(task, client, model, last))
+        selection = task.select.choose(self._ask(task.select, task.round, client, model, last))
         if selection is not None and not (selection.index.diff() > 0).all():
             raise FedloomError(
                 f"{type(task.select).__name__} chose columns that do not ascend. Sort the index of "
@@ -279,9 +279,49 @@ class Worker:
             raise diverged(job.client, task)
         macs, bytes_needed = self._costs(task, job, seen)
         loss = loss_sum / max(seen, 1)
-        gap = None if job.selection is None else job.selection.gap
+        gaps = self._gaps(task, job, back) if task.select.measures and job.selection else None
         steps = len(job.steps)
-        return Done(row, index, loss, seen, steps, macs, bytes_needed, job.seconds, gap)
+        return Done(row, index, loss, seen, steps, macs, bytes_needed, job.seconds, gaps)
+
+    def _gaps(self, task: Task, job: Job, back: Back) -> tuple[float, float]:
+        """‖∇f(w) − ∇f(w_sub)‖ before training (S2 theorem 1), and ‖Δw − Δw_sub‖ after it, had this
+        client trained the whole model on the same batches (S2 figure 4.3). What a sub-model does
+        not have counts as 0."""
+        assert job.selection is not None
+        index, trainable = job.selection.index, self.setting.layout.trainable
+        mine = index[index < trainable]
+        whole = replace(task, select=Whole())
+        model = job.row[: self.setting.layout.size]
+        apart = self._gradient(whole, replace(job, selection=None, start=model))
+        apart[mine] -= self._gradient(task, job)
+        moved = self.train(whole, job.client, job.row).row[:trainable] - job.row[:trainable]
+        moved[mine] -= (back.row.cpu() - job.start)[: len(mine)]
+        return float(apart.double().norm()), float(moved.double().norm())
+
+    def _gradient(self, task: Task, job: Job) -> Tensor:
+        """The gradient of the rule's objective on all data of a client, as its module trains."""
+        s, rule, resident = self.setting, task.rule.at(task.round), self.resident(job.selection)
+        resident.load(job.start)
+        resident.at(None)
+        resident.module.train()
+        start = resident.weights.clone()
+        me = self.context(task, job, rule, start)
+        indices = {p: self._indices(job.client, task.data.get(p, p)) for p in rule.parts}
+        most = max(len(some) for some in indices.values())
+        cuts = max(-(-most // LOOKED_AT_ONCE), 1)
+        total = torch.zeros_like(resident.grad)
+        for i in range(cuts):
+            some = {p: np.array_split(at, cuts)[i] for p, at in indices.items()}
+            data = {p: replace(self._train.batch(at), held=job.held) for p, at in some.items()}
+            if rule.differentiates:
+                self._functional_gradient(resident, rule, data, me)
+            else:
+                resident.grad.zero_()
+                with s.autocast():
+                    rule.objective(resident, resident.params, data, me).backward()
+            weighed = some[rule.weighs]
+            total += resident.grad * (len(weighed) / max(len(indices[rule.weighs]), 1))
+        return total.cpu()
 
     def _gathered(
         self, task: Task, job: Job, back: Back, memory: Mapping[str, Tensor]
@@ -339,8 +379,8 @@ class Worker:
 
     @telling_memory("scoring")
     def score(self, row: Tensor, block: Block) -> Scored:
-        """One row on a block of samples."""
-        resident = self._whole
+        """One row, or a client's part of it, on a block of samples."""
+        resident, row = self._scored(row, block)
         resident.load(row)
         if self.setting.static:
             most = self.setting.static_samples
@@ -364,6 +404,21 @@ class Worker:
                 loss += np.bincount(who, weights=losses, minlength=groups)
         known = np.concatenate(kept) if kept else None
         return Scored(confusion.reshape(groups, classes, classes), loss, known)
+
+    def _scored(self, row: Tensor, block: Block) -> tuple[Resident, Tensor]:
+        """The network that is scored, and its row."""
+        held = block.held
+        if held is None:
+            return self._whole, row
+        chosen = held.select.choose(self._ask(held.select, held.round, held.client, row, held.last))
+        if chosen is None:
+            return self._whole, row
+        key = ("held", chosen.shape)
+        if key not in self._residents:
+            module = tame_strides(chosen.build() if chosen.held is None else chosen.held())
+            layout = Layout.of(module, self.setting.extras)
+            self._residents[key] = Resident(module, layout, self.setting.device)
+        return self._residents[key], row[chosen.index]
 
     def _look(
         self, resident: Resident, source: Source, indices: np.ndarray
@@ -444,25 +499,26 @@ class Worker:
         s = self.setting
         return kernels_for(self._kernels, module, layout, s.dataset.shape, s.tokens)
 
-    def _ask(self, task: Task, client: int, row: Tensor, last: Last | None) -> Ask:
-        s = self.setting
+    def _ask(self, select: Select, round: int, client: int, row: Tensor, last: Last | None) -> Ask:
+        s, needs = self.setting, select.needs
 
         @cache  # a selector may look more than once
         def data(part: str) -> Batch:
             return self._train.batch(self._indices(client, part))
 
         return Ask(
-            round=task.round,
+            round=round,
             client=client,
             capacity=float(s.capacities[client]),
             layout=s.layout,
             row=row,
             module=self._whole.module,
-            stream=lambda *names: stream(s.seed, *names, task.round, client),
-            data=data if "data" in task.select.needs or task.select.measures else None,
+            stream=lambda *names: stream(s.seed, *names, round, client),
+            data=data if "data" in needs else None,
             channels=s.channels,
-            public=self._public if "public" in task.select.needs else None,
-            last=last if "last" in task.select.needs else None,
+            strongest=float(s.capacities[: s.federation.n_clients].max()),
+            public=self._public if "public" in needs else None,
+            last=last if "last" in needs else None,
         )
 
     @cached_property

@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from fedloom.errors import FedloomError, unknown
+from fedloom.experiment.concern import idle_draw
 from fedloom.experiment.settings import BadYaml, Config, parse_yaml
 from fedloom.methods.registry import MethodOptions, configure, without_nones
 from fedloom.options import quoted, wrong
@@ -62,6 +63,8 @@ def make_config(
         )
     method_ = options.build()
     resolved: dict[str, Any] = {"score_on": method_.adapt.on(config.score_on).score_on}
+    if "draw" not in settings and config.draw != "uniform" and idle_draw(config, method_):
+        resolved["draw"] = "uniform"  # a preset's, where the run's own settings leave no choice
     if config.validation_share is None:
         validates = "validation" in (method_.mix.validates, config.score_on)
         resolved["validation_share"] = VALIDATION_SHARE if validates else 0.0

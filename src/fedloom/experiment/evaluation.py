@@ -19,10 +19,12 @@ from torch import Tensor
 
 from fedloom.adapt import Adapt
 from fedloom.engine import Engine, Scored, Task, Trained
+from fedloom.engine.base import Held, same_row
 from fedloom.experiment.setup import Experiment
 from fedloom.local import Budget, LocalRule, Optimiser
 from fedloom.metrics.alike import mean_similarity
 from fedloom.metrics.scores import MEASURES, client_scores, summarise
+from fedloom.select import Whole
 from fedloom.streams import stream
 
 _SCORED_AT_ONCE = 64  # personal models composed in memory at a time
@@ -190,7 +192,25 @@ class Evaluation:
             rows = self._adapting(t).rows(x.engine, clients, rows)
             table = self._table(clients, x.engine.score(clients, rows, adapt.scored))
             table = table.join(before)
+        else:
+            self._score_held(t, table, clients, rows)
         return table
+
+    def _score_held(self, t: int, table: pd.DataFrame, clients: np.ndarray, rows: Tensor) -> None:
+        """Beside its accuracy, that of the sub-model which a weak client can hold."""
+        x = self.experiment
+        weak = np.flatnonzero(x.capacities[clients] < 1)
+        if isinstance(x.method.select, Whole) or not len(weak):
+            return
+        lasts = x.state.server.lasts(clients[weak]) or [None] * len(weak)
+        held = [Held(int(c), t, x.method.select, last)
+                for c, last in zip(clients[weak], lasts, strict=True)]  # fmt: skip
+        some = rows if same_row(rows) else rows[torch.from_numpy(weak)]
+        confusion = x.engine.score_held(some, held, x.method.adapt.scored).confusion
+        accuracy = table["accuracy"].to_numpy(copy=True)
+        with np.errstate(invalid="ignore"):
+            accuracy[weak] = np.trace(confusion, axis1=1, axis2=2) / confusion.sum((1, 2))
+        table["capacity_accuracy"] = accuracy
 
     def _score_best(
         self, t: int, clients: np.ndarray, tried: Tensor, owners: np.ndarray

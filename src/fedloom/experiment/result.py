@@ -147,7 +147,8 @@ class Result:
     @property
     def devices(self) -> pd.DataFrame:
         """What devices of each capacity paid per round that they took part in (`took_part` counts
-        those), and how well the model does on their data; empty where all can do everything."""
+        those), how well the model does on their data, and (`capacity_accuracy`) the sub-model that
+        they can hold; empty where all can do everything."""
         rounds = [record["devices"] for record in self.records if "devices" in record]
         last: dict[str, Any] = next(
             (r["clients"] for r in reversed(self.records) if "clients" in r), {}
@@ -159,7 +160,8 @@ class Result:
             names = [name for name in there[0] if name != "clients"]
             means = {n: float(np.average([t[n] for t in there], weights=counts)) for n in names}
             score = last.get("groups", {capacity: last}).get(capacity, {})  # all may be alike
-            found = {k: score[k] for k in ("micro", "macro", "std") if k in score}
+            names = ["micro", "macro", "std", "capacity_accuracy"]
+            found = {k: score[k] for k in names if k in score}
             rows[float(capacity)] = {"took_part": int(counts.sum()), **means, **found}
         table = pd.DataFrame.from_dict(rows, orient="index")
         table.index.name = "capacity"

@@ -146,7 +146,8 @@ class Runner:
         if spread is not None:
             record["divergence"] = spread
         if done.trained.gaps:
-            record["gap"] = float(np.mean(done.trained.gaps))
+            gaps = np.mean(done.trained.gaps, axis=0)
+            record |= {"gradient_gap": float(gaps[0]), "update_gap": float(gaps[1])}
         if not (x.capacities == 1).all():
             record["devices"] = self._devices(clients, done.trained, up, down)
         if x.method.topology.pools:  # the data moves once, the model never

@@ -232,11 +232,11 @@ class Config(Options):
     eval_common: int = Field(
         1000, ge=0, description="most personal models to score on the common test set; 0: none"
     )
-    static_samples: int = Field(
+    static_samples: int | None = Field(
         5000,
         ge=1,
-        description="training samples that measure norm statistics before scoring (of static "
-        "norms; of all tracked norms where clients train sub-models)",
+        description="training samples of all clients that measure norm statistics before scoring "
+        "(of static norms; of all tracked norms where clients train sub-models); none: all",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     engine: str = Field("auto", description="auto, serial, stacked, processes or ray")

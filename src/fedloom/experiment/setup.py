@@ -44,7 +44,7 @@ from fedloom.round.attack import Attack
 from fedloom.round.encode import encoding
 from fedloom.round.plan import Manifest, Plan
 from fedloom.round.screen import Screen
-from fedloom.select import Channels, Whole
+from fedloom.select import Channels, Select, Whole
 from fedloom.select.verify import verify
 from fedloom.streams import streams_of
 from fedloom.topology import DrawnBy, Faults, Peers, network
@@ -437,10 +437,6 @@ def _build(config: Config, method: Method, dealt: _Dealt, factory: str | Factory
     shape, classes = dataset.shape, dataset.n_classes
     options = _model_options(config, method)
     make = partial(build, factory, shape, classes, config.seed, options)
-    fitted = method.select.fitted(make(), float(capacities[: config.clients].max()))
-    if fitted:
-        options |= fitted
-        make = partial(build, factory, shape, classes, config.seed, options)
     module = make()
     layout = Layout.of(module, method.local.extras)
     row = layout.flatten(module, method.local.extras)
@@ -465,9 +461,28 @@ def _build(config: Config, method: Method, dealt: _Dealt, factory: str | Factory
     if method.select.cuts and submodels:
         channels = Channels.of(module, shape)
         verify(channels, shape)
+        _note_same(channels, method.select, np.unique(capacities[: config.clients])[::-1])
     sees = "classes" in method.mix.needs
     class_of = layout.outputs(_classifiers(module, shape, channels)) if sees else None
     return _Built(make, module, options, layout, row, tokens, submodels, channels, class_of)
+
+
+def _note_same(channels: Channels, select: Select, capacities: np.ndarray) -> None:
+    """Say which capacities a model of few channels, groups or heads can't tell apart."""
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for capacity in capacities[capacities < 1]:
+        counts = select.narrowed(channels, float(capacity))[0]
+        alike.setdefault(counts, []).append(f"{capacity:g}")
+    for counts, names in alike.items():
+        if len(names) > 1:
+            _, (name, size) = min(zip(counts, [(g.name, g.size) for g in channels.groups],
+                                      strict=True))  # fmt: skip
+            warnings.warn(
+                f"Capacities {' and '.join(names)} give the same sub-model: this network has too "
+                f"few channels, groups or heads to tell them apart ('{name}' has {size} to choose "
+                "from). Give it more, or leave one of the capacities out.",
+                stacklevel=4,
+            )
 
 
 def _remembered(config: Config) -> Values | None:

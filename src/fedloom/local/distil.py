@@ -7,7 +7,7 @@ DS-FL learns what all clients together say of public images.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ from fedloom.local.rule import (
     Samples,
     cross_entropy,
 )
-from fedloom.local.sgd import SGD
+from fedloom.local.sgd import Proximal
 
 Mask = Literal["none", "zero", "inf"]
 
@@ -40,10 +40,11 @@ class MaskedSGD(LocalRule):
     """Plain SGD whose loss sees no logit of a class that the client does not hold (S2 §3.3.3).
 
     `zero` sets those logits to 0, as published code does; `inf` to −∞, so that such classes take no
-    probability at all; `none` leaves them.
+    probability at all; `none` leaves them. `mu` is the weight of FedProx's term, as in `Proximal`.
     """
 
     mask: Mask = "none"
+    mu: float = field(default=0.0, kw_only=True)
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
@@ -51,7 +52,12 @@ class MaskedSGD(LocalRule):
 
     def at(self, round: int) -> LocalRule:
         # Engines have faster steps for plain SGD, whose last bits are others.
-        return SGD() if self.mask == "none" and type(self) is MaskedSGD else self
+        if self.mask == "none" and type(self) is MaskedSGD:
+            return Proximal(self.mu).at(round)
+        return self
+
+    def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
+        return grad + self.mu * (weights - me.start) if self.mu else grad
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         batch = data["train"]
@@ -89,7 +95,9 @@ class OrderedDropout(MaskedSGD):
             raise FedloomError("distil must be from 0 to 1, and its temperature above 0.")
 
     def at(self, round: int) -> LocalRule:
-        return self if self.narrows or self.mask != "none" else SGD()
+        if self.narrows or self.mask != "none":
+            return self
+        return Proximal(self.mu).at(round)
 
     def widths(self, steps: int, capacity: float, rng: np.random.Generator) -> list[float]:
         below = [p for p in self.levels if p < capacity]

@@ -23,6 +23,7 @@ from fedloom.mix import (
     Rotating,
     Swap,
 )
+from fedloom.newcomer import MeanPart, Shared
 from fedloom.similarity import kernel_named, measure_named
 
 _COMPARING = ("similarity", "kernel", "debiased", "layers", "probes")
@@ -67,6 +68,9 @@ class FedSwap(MethodOptions):
         description="rounds from one average to the next (h2): h2 - 1 swaps lie between them, as "
         "in the source's pseudo-code (its text and table 4-1 say h2)",
     )
+    private: str = Field(
+        "none", description="part that is neither swapped nor averaged: none, head, a layer"
+    )
 
     @model_validator(mode="after")
     def _useful(self) -> FedSwap:
@@ -79,7 +83,17 @@ class FedSwap(MethodOptions):
         if self.partner == "rotating":
             self._refuse(("swap_share",), "all neighbours on the ring swap")
         measure_named(self.similarity, kernel_named(self.kernel), self.debiased)
+        if self.private != "none" and self.partner in ("greedy", "min"):
+            self._see_parts()
         return self
+
+    def _see_parts(self) -> None:
+        if self.similarity not in _ON_WEIGHTS:
+            raise FedloomError(
+                f"similarity={self.similarity} compares what whole models answer, and a server "
+                f"never sees the private part ({self.private}). Compare weights (cosine, pearson), "
+                "or choose partner=random or sequential."
+            )
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
@@ -87,8 +101,10 @@ class FedSwap(MethodOptions):
                 raise FedloomError(f"{name}={value} would do nothing: {why}. Leave it out.")
 
     def build(self) -> Method:
-        mix = Alternate(Swap(self._partners()), Average(), every=self.average_every)
-        return Method(local=SGD(), mix=mix)
+        part = "all" if self.private == "none" else f"not {self.private}"
+        swap, average = Swap(self._partners(), part), Average(part)
+        newcomer = Shared() if part == "all" else MeanPart()
+        return Method(SGD(), Alternate(swap, average, self.average_every), newcomer=newcomer)
 
     def _partners(self) -> Partners:
         if self.partner == "random":

@@ -76,7 +76,12 @@ def _modules() -> list[str]:
 
 
 def find(name: str) -> type[MethodOptions]:
-    """The method of this name; all others are imported only if no module is called like it."""
+    """The method of this name; all others are imported only if no module is called like it. Several
+    with a + between them are one (`compose.py`)."""
+    if "+" in name and all(name.split("+")):
+        from fedloom.methods.compose import composed
+
+        return composed(name)
     own = f"fedloom.methods.{name.replace('-', '_')}"
     if own in _modules():
         importlib.import_module(own)

@@ -12,10 +12,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedloom.local import SGD, LocalRule, MaskedSGD, OrderedDropout, SelfDistillation
+from fedloom.local import LocalRule, MaskedSGD, OrderedDropout, SelfDistillation
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions, Preset, register
 from fedloom.mix import Coverage
+from fedloom.newcomer import MeanPart, Shared
 from fedloom.select import (
     ByActivation,
     ByGradient,
@@ -28,17 +29,27 @@ from fedloom.select import (
 
 LOW = "low-quality"
 HIGH = "high-quality"
+#: DepthFL's clients: a quarter at each of four depths (S2 table 4.2's costs)
+DEPTHS = "1,0.75,0.5,0.25"
 #: S2 §3.3.3 and tables 3.3, 4.1; `tuned` learns at a rate at which these networks move
 _TRAINING = {"epochs": 2, "momentum": 0.9, "weight_decay": 5e-4, "augment": "crop:2",
-             "participation": 0.1, "clients": 100, "model": "conv4", "batch": 16,
-             "model_options": {"norm": "static"}, "mask": "inf", "by_class": True}  # fmt: skip
-_SOURCE = {**_TRAINING, "lr": 0.001}
-_TUNED = {**_TRAINING, "lr": 0.01, "clip": 1.0, "lr_schedule": "cosine:0.01"}
+             "participation": 0.1, "clients": 100, "batch": 16, "partition": "classes:2",
+             "draw": "capacity", "model_options": {"norm": "static"}, "mask": "inf",
+             "by_class": True}  # fmt: skip
+#: all images are trained on; S2's multiply-accumulates are those of 32×32 pixels
+_SOURCE = {**_TRAINING, "lr": 0.001, "test_share": 0.0, "static_samples": None, "eval_every": 40,
+           "data_options": {"size": 32}}  # fmt: skip
+_PRESETS: dict[str, Preset] = {
+    "source": {**_SOURCE, "data": "mnist", "model": "conv4", "rounds": 800},
+    "source-cifar10": {**_SOURCE, "data": "cifar10", "model": "resnet18", "rounds": 2500,
+                       "augment": "flip+crop:4"},
+    "tuned": {**_TRAINING, "model": "conv4", "lr": 0.01, "clip": 1.0,
+              "lr_schedule": "cosine:0.01"},
+}  # fmt: skip
 
 
 def _presets(capacities: str, **more: object) -> dict[str, Preset]:
-    return {"source": {**_SOURCE, "capacities": capacities, **more},
-            "tuned": {**_TUNED, "capacities": capacities, **more}}  # fmt: skip
+    return {name: {**preset, "capacities": capacities, **more} for name, preset in _PRESETS.items()}
 
 
 class _SubModels(MethodOptions):
@@ -52,23 +63,31 @@ class _SubModels(MethodOptions):
         False, description="classifier rows count only from clients that hold the class"
     )
     old_votes: bool = Field(False, description="the server's old value is one more voter")
+    private: str = Field(
+        "none", description="part that clients keep to themselves: none, head, head:K, a layer"
+    )
+    mu: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of FedProx's term")
 
     def _select(self) -> Select:
         raise NotImplementedError
 
     def _local(self) -> LocalRule:
-        return SGD() if self.mask == "none" else MaskedSGD(self.mask)
+        return MaskedSGD(self.mask, mu=self.mu)
 
     def build(self) -> Method:
-        mix = Coverage(weigh=self.weigh, by_class=self.by_class, old_votes=self.old_votes)
-        return Method(self._local(), mix, select=self._select())
+        part = "all" if self.private == "none" else f"not {self.private}"
+        mix = Coverage(part, self.weigh, self.by_class, self.old_votes)
+        newcomer = Shared() if part == "all" else MeanPart()
+        return Method(self._local(), mix, select=self._select(), newcomer=newcomer)
 
 
 class _Width(_SubModels):
     scaler: bool = Field(True, description="multiply hidden outputs by 1/r in training")
     rounding: Literal["ceil", "floor"] = Field("ceil", description="of r·m channels")
     measure_gap: bool = Field(
-        False, description="note the gradient that sub-models leave out (`gap`; costs a pass)"
+        False,
+        description="note how far sub-models' gradients and updates are from the whole model's "
+        "(gradient_gap, update_gap); clients train the whole model as well for that",
     )
 
 
@@ -104,7 +123,8 @@ class FjORD(_Width):
         return Ordered(self.rounding, self.scaler, measures=self.measure_gap)
 
     def _local(self) -> LocalRule:
-        return OrderedDropout(self.mask, self.levels, self.distil, self.temperature)
+        levels, distil = self.levels, self.distil
+        return OrderedDropout(self.mask, levels, distil, self.temperature, mu=self.mu)
 
 
 @register
@@ -158,7 +178,9 @@ class _FedGSE(_Width):
     presets = _presets(HIGH)
     labels: ClassVar[Literal["spl", "csl"]]
 
-    samples: int = Field(128, ge=1, description="similar public samples for the gradients")
+    samples: int | None = Field(
+        128, ge=1, description="similar public samples for the gradients; none: all"
+    )
 
     def _select(self) -> Select:
         return ByGradient(
@@ -192,10 +214,12 @@ class DepthFL(_SubModels):
 
     name = "depthfl"
     source = "Kim et al. 2023; S2 §3.3"
-    presets = _presets(LOW)
+    presets: ClassVar = _presets(DEPTHS, budget="blocks")
 
     budget: Literal["parameters", "macs", "blocks"] = Field(
-        "parameters", description="what depth goes by: r² of the parameters or MACs, or r·blocks"
+        "parameters",
+        description="what depth goes by: r² of the parameters or MACs, or r·blocks, of what the "
+        "strongest client can train",
     )
     distil: float = Field(1.0, ge=0, description="weight of the classifiers' learning together")
     ramp: int = Field(300, ge=0, description="rounds over which that weight grows")
@@ -204,4 +228,4 @@ class DepthFL(_SubModels):
         return Prefix(self.budget)
 
     def _local(self) -> LocalRule:
-        return SelfDistillation(self.mask, self.distil, self.ramp)
+        return SelfDistillation(self.mask, self.distil, self.ramp, mu=self.mu)

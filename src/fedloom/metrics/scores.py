@@ -76,7 +76,8 @@ def client_scores(confusion: np.ndarray, loss: np.ndarray, holds: np.ndarray) ->
 
 
 def summarise(table: pd.DataFrame) -> dict[str, Any]:
-    """Micro and macro scores over clients, their spread, the tails, and each capacity group.
+    """Micro and macro scores over clients, their spread, the tails, and each capacity group; where
+    some are weak, the mean accuracy with the sub-model that each can hold (`capacity_accuracy`).
 
     `worst10` and `best10` are the mean accuracy of the ⌈10 %⌉ of clients with the lowest and the
     highest one; `majority` is what always guessing a client's largest class would score (micro);
@@ -95,6 +96,9 @@ def summarise(table: pd.DataFrame) -> dict[str, Any]:
         )
         found = _summary(before)
         out |= {f"before_{name}": value for name, value in found.items() if name != "clients"}
+    held = "capacity_accuracy" in scored
+    if held:
+        out["capacity_accuracy"] = float(scored["capacity_accuracy"].mean())
     if "capacity" in scored and scored["capacity"].nunique() > 1:
         groups = scored.groupby("capacity")
         out["groups"] = {
@@ -103,6 +107,7 @@ def summarise(table: pd.DataFrame) -> dict[str, Any]:
                 "micro": float(group["correct"].sum() / group["samples"].sum()),
                 "macro": float(group["accuracy"].mean()),
                 "std": float(group["accuracy"].std(ddof=0)),
+                **({"capacity_accuracy": float(group["capacity_accuracy"].mean())} if held else {}),
             }
             for capacity, group in groups
         }

@@ -43,11 +43,14 @@ def build(
 ) -> nn.Module:
     """A freshly initialised model; its weights come from the stream (seed, "model").
 
-    The option `exits`, of any model that says what its blocks are, puts a classifier behind each;
-    as a number, only so many of them answer.
+    The option `exits`, of any model that says what its blocks are, puts a classifier behind each.
     """
     given = dict(options or {})
-    exits = _exits(given.pop("exits", False))
+    exits = given.pop("exits", False)
+    if not isinstance(exits, bool):
+        raise FedloomError(
+            f"exits={exits} is not valid: give true for a classifier behind each block, or false."
+        )
     if isinstance(model, str):
         name = choose(shape) if model == "auto" else model
         if name not in MODELS:
@@ -78,16 +81,4 @@ def build(
             raise FedloomError(
                 f"The model factory '{name}' returned {kind}, not a torch.nn.Module."
             )
-        if not exits:
-            return module
-        return with_exits(module, shape, classes, None if exits is True else exits)
-
-
-def _exits(value: object) -> bool | int:
-    """Whether there are classifiers behind the blocks, or how many of them answer."""
-    if isinstance(value, bool) or (isinstance(value, int) and value > 0):
-        return value
-    raise FedloomError(
-        f"exits={value} is not valid: give true for a classifier behind each block, or a whole "
-        "number above 0 if only so many of them answer."
-    )
+        return with_exits(module, shape, classes) if exits else module

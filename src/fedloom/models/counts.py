@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,23 @@ def training_macs(module: nn.Module, shape: tuple[int, int, int]) -> int:
     """Multiply-accumulates of one sample's forward and backward pass, counted by torch."""
     samples = 2  # batch norm needs more than one
     x = blank(module, shape, samples)
-    with _Counter() as counter:
+    with _unfused(module), _Counter() as counter:
         module.train()(x).sum().backward()
     return counter.flops // 2 // samples
+
+
+@contextmanager
+def _unfused(module: nn.Module) -> Iterator[None]:
+    """Recurrent layers and attention without the fused kernels that torch has no formula for."""
+    fast, fused = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    recurrent = any(isinstance(m, nn.RNNBase) for m in module.modules())
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(fused and not recurrent)  # `mkldnn.flags` warns of other devices
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch._C._set_mkldnn_enabled(fused)
 
 
 class _Counter(TorchDispatchMode):
@@ -44,7 +59,7 @@ def forward_macs(module: nn.Module, shape: tuple[int, int, int]) -> int:
     """Multiply-accumulates of one sample's forward pass."""
     x = blank(module, shape, 1)
     training = module.training
-    with torch.no_grad(), _Counter() as counter:
+    with torch.no_grad(), _unfused(module), _Counter() as counter:
         module.eval()(x)
     module.train(training)
     return counter.flops // 2
@@ -72,9 +87,8 @@ def passing_bytes(module: nn.Module, shape: tuple[int, int, int]) -> int:
     """What is in memory at once while one sample passes: a layer's largest input and output."""
     sizes = [0]
 
-    def note(_: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        given = sum(t.nbytes for t in inputs if isinstance(t, torch.Tensor))
-        sizes.append(given + output.nbytes)
+    def note(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        sizes.append(sum(t.nbytes for t in (*inputs, *_tensors(output)) if _is_tensor(t)))
 
     leaves = [m for m in module.modules() if not list(m.children())]
     hooks = [leaf.register_forward_hook(note) for leaf in leaves]
@@ -88,6 +102,15 @@ def passing_bytes(module: nn.Module, shape: tuple[int, int, int]) -> int:
         for hook in hooks:
             hook.remove()
     return max(sizes)
+
+
+def _tensors(output: Any) -> tuple[Any, ...]:
+    """What a layer gives: one tensor or, as recurrent layers and attention do, several."""
+    return tuple(output) if isinstance(output, tuple | list) else (output,)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 @dataclass(frozen=True)
@@ -112,9 +135,9 @@ def layer_costs(module: nn.Module, shape: tuple[int, int, int]) -> list[LayerCos
         before.append(counter.flops)
 
     def leave(name: str) -> Callable[..., None]:
-        def note(layer: nn.Module, _: Any, output: torch.Tensor) -> None:
+        def note(layer: nn.Module, _: Any, output: Any) -> None:
             own = sum(p.numel() for p in layer.parameters(recurse=False))
-            kind, size = type(layer).__name__, tuple(output.shape[1:])
+            kind, size = type(layer).__name__, tuple(_tensors(output)[0].shape[1:])
             found.append(LayerCost(name, kind, size, own, (counter.flops - before.pop()) // 2))
 
         return note
@@ -128,7 +151,7 @@ def layer_costs(module: nn.Module, shape: tuple[int, int, int]) -> list[LayerCos
             ]
     training = module.training
     try:
-        with torch.no_grad(), counter:
+        with torch.no_grad(), _unfused(module), counter:
             module.eval()(x)
     finally:
         module.train(training)

@@ -96,7 +96,8 @@ class ConvBlock(nn.Module):
 
 
 class Conv4(nn.Module):
-    """S2's 4-block CNN: (conv, norm, ReLU, pool) ×3, a last block averaged over the map, linear."""
+    """S2's 4-block CNN: (conv, norm, ReLU, pool) ×4, linear. A map of one pixel is not pooled, and
+    of a larger one that is left in the end the mean is taken."""
 
     def __init__(
         self,
@@ -112,9 +113,9 @@ class Conv4(nn.Module):
                 "Use --model mlp."
             )
         widths = [shape[0], *_whole("channels", channels)]
-        last = len(widths) - 2
+        side = min(shape[1:])
         self.blocks = nn.ModuleList(
-            ConvBlock(a, b, norm, pool=i < last) for i, (a, b) in enumerate(pairwise(widths))
+            ConvBlock(a, b, norm, pool=side >> i > 1) for i, (a, b) in enumerate(pairwise(widths))
         )
         self.out = nn.Linear(widths[-1], classes)
 

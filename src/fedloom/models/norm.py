@@ -48,6 +48,12 @@ def norm2d(kind: str, channels: int) -> nn.Module:
     raise unknown("norm", kind, NORMS)
 
 
+def norm_of(module: nn.Module) -> str:
+    """The kind of norm that a model has, by the name that builds it."""
+    kinds = {StaticBatchNorm2d: "static", nn.BatchNorm2d: "batch", nn.GroupNorm: "group"}
+    return next((kinds[type(m)] for m in module.modules() if type(m) in kinds), "none")
+
+
 def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 

@@ -15,14 +15,15 @@ from torch import Tensor, nn
 @dataclass(frozen=True)
 class _Scaler:
     factor: float
+    always: bool = False
 
     def __call__(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return output * self.factor if layer.training else output
+        return output * self.factor if layer.training or self.always else output
 
 
-def scale_output(layer: nn.Module, factor: float) -> None:
-    """Multiply what this layer gives in training."""
-    layer.register_forward_hook(_Scaler(factor))
+def scale_output(layer: nn.Module, factor: float, always: bool = False) -> None:
+    """Multiply what this layer gives in training, or `always`."""
+    layer.register_forward_hook(_Scaler(factor, always))
 
 
 def scaler_of(hook: object) -> float | None:

@@ -30,17 +30,19 @@ def plot_activations(layers: Sequence[np.ndarray], clients: Sequence[str]) -> Fi
     return figure
 
 
-def plot_gaps(curves: Mapping[str, Sequence[pd.Series]]) -> Figure:
-    """Added up over rounds: the mean over seeds, with its range shaded."""
-    figure = new_figure(6, 4)
-    axis = figure.subplots()
-    for i, (label, series) in enumerate(curves.items()):
-        together = pd.concat(list(series), axis=1)
-        mean = together.mean(axis=1)
-        axis.plot(mean.index, mean, **look(i), label=label)
-        low, high = together.min(axis=1), together.max(axis=1)
-        axis.fill_between(mean.index, low, high, color=look(i)["color"], alpha=0.15, lw=0)
-    axis.set(xlabel="round", ylabel="Σ|g − g_sub|, added up")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+def plot_gaps(panels: Mapping[str, Mapping[str, Sequence[pd.Series]]]) -> Figure:
+    """A panel for each kind of gap, added up over rounds: the mean over seeds, with its range
+    shaded."""
+    figure = new_figure(6 * len(panels), 4)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (what, curves) in zip(axes, panels.items(), strict=True):
+        for i, (label, series) in enumerate(curves.items()):
+            together = pd.concat(list(series), axis=1)
+            mean = together.mean(axis=1)
+            axis.plot(mean.index, mean, **look(i), label=label)
+            low, high = together.min(axis=1), together.max(axis=1)
+            axis.fill_between(mean.index, low, high, color=look(i)["color"], alpha=0.15, lw=0)
+        axis.set(xlabel="round", ylabel=f"{what}, added up")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
     return figure

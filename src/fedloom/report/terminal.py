@@ -238,11 +238,12 @@ def _print_devices(result: Result) -> None:
     if table.empty:
         return
     heads = ("capacity", "took part", "parameters", "MACs a round", "memory", "up", "down",
-             "own test data")  # fmt: skip
+             "own test data", "its sub-model there")  # fmt: skip
     rows = [
         [f"{capacity:g}", f"{row['took_part']:.0f}", f"{row['parameters']:,.0f}",
          amount(row["macs"], "MAC"), amount(row["memory"]), amount(row["bytes_up"]),
-         amount(row["bytes_down"]), percent(row.get("micro"))]
+         amount(row["bytes_down"]), percent(row.get("micro")),
+         percent(row.get("capacity_accuracy"))]
         for capacity, row in table.iterrows()
     ]  # fmt: skip
     out.print(_table(heads, rows))

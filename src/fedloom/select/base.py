@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedloom.layout import Layout
@@ -49,23 +50,30 @@ class Ask:
     channels: Channels | None = None
     public: PublicSet | None = None
     last: Last | None = None
+    strongest: float = 1.0  # capacity of all clients
 
     def load(self) -> nn.Module:
         """The client's whole model, to look at and not to train."""
-        return self.layout.load(self.module, self.row)
+        module = self.module if self.channels is None else self.channels.module
+        return self.layout.load(module.to(self.module_device), self.row)
+
+    @property
+    def module_device(self) -> torch.device:
+        return next(self.module.parameters()).device
 
 
 @dataclass(frozen=True)
 class Selection:
     """A sub-model: `row[index]` is the row of `build()`; the index ascends. Equal `shape`s mean
-    equal modules. Where narrower nets are trained inside it, `channels` is its structure."""
+    equal modules. Where narrower nets are trained inside it, `channels` is its structure. `held`
+    builds it to be used on its own, if that is another module than the one that trains."""
 
     index: Tensor
     shape: Hashable
     build: Callable[[], nn.Module]
     channels: Channels | None = None
     samples: int = 0  # that the client ran through the whole model to choose
-    gap: float | None = None  # Σ|g − g_sub| on the client's data, where it is measured
+    held: Callable[[], nn.Module] | None = None
 
 
 class Select:
@@ -76,7 +84,8 @@ class Select:
     `public_samples`; `last` is what the client last sent, which the server then keeps. `cuts`: it
     chooses among the model's channels. `nested`: a smaller choice is always part of a larger one.
     `follows`: the choice follows from capacity and round, so that no message has to tell it.
-    `measures`: the client's data tell, for the record only, what the choice leaves out.
+    `measures`: each client also trains the whole model, for the record only, to tell how far its
+    sub-model's gradient and update are from the whole's.
     `model_options` are what it needs the model to be built with.
     """
 
@@ -87,10 +96,6 @@ class Select:
     nested: bool = False
     follows: bool = False
     model_options: Mapping[str, Any] = {}
-
-    def fitted(self, module: nn.Module, strongest: float) -> Mapping[str, Any]:
-        """What the model must be built with as well, where nobody is stronger than this."""
-        return {}
 
     def check(self, module: nn.Module, shape: tuple[int, int, int], capacity: float) -> None:
         """Refuse, before any work, a model that gives no sub-model of this capacity."""

@@ -19,19 +19,38 @@ from torch import Tensor, nn
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.models.scaler import scale_output
-from fedloom.select.axes import Axis, Label, resolve
-from fedloom.select.trace import Reader, Traced, trace
+from fedloom.select.attention import with_free_heads
+from fedloom.select.axes import Axis, Label, is_free, leaves, resolve
+from fedloom.select.trace import Called, Reader, Traced, trace
 
 _CONVOLUTIONS = nn.modules.conv._ConvNd
+#: layers whose sums of inputs the scaler can't reach, or that have none
+_UNSCALED = (nn.RNNBase, nn.Embedding, nn.MultiheadAttention)
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
+
+
+#: functions that give a layer's activation; recurrent layers have theirs inside
+_NON_LINEAR = {"relu", "relu6", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "selu",
+               "celu", "softplus", "hardswish", "hardtanh", "hardsigmoid", "mish", "prelu", "rrelu",
+               "glu", "logsigmoid", "softsign", "scaled_dot_product_attention", "lstm", "gru",
+               "rnn_tanh", "rnn_relu"}  # fmt: skip
+_RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+#: of these, the ones that never fall, so that a maximum may be taken before or after them
+_RISING = {"relu", "relu6", "tanh", "sigmoid", "leaky_relu", "elu", "selu", "celu", "softplus",
+           "hardtanh", "hardsigmoid", "logsigmoid", "softsign"}  # fmt: skip
+_NORMS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
+_PRODUCTS = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+             "conv_transpose3d", "embedding"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A piece of a dimension: the channels of a group, or (None) positions that all stay."""
+    """A piece of a dimension: the channels of a group, or (None) positions that all stay, or what
+    was concatenated (`parts`)."""
 
     group: int | None
     size: int
+    parts: tuple[tuple[Factor, ...], ...] = ()
 
 
 #: what one dimension of a tensor is made of, row-major
@@ -39,13 +58,29 @@ Dim = tuple[Factor, ...]
 
 
 @dataclass(frozen=True)
+class Tap:
+    """Where the activation of channels can be seen: a result (the `item`-th) of a call of a torch
+    function, by number, in dimension `dim`, which is `made_of` them; `batch` is that of the
+    samples. A max pooling right before it (`pool`, a call) can as well come after it."""
+
+    call: int
+    name: str
+    item: int
+    dim: int
+    made_of: Dim
+    batch: int
+    pool: int | None = None
+
+
+@dataclass(frozen=True)
 class Group:
-    """Channels that are chosen together. `readers` are the layers that have them as inputs, with
-    what the features of those inputs are made of."""
+    """Channels that are chosen together. `readers` are the layers that have them as inputs; `taps`
+    is where their activation can be seen."""
 
     name: str
     size: int
-    readers: tuple[tuple[str, Dim], ...]
+    readers: tuple[str, ...]
+    taps: tuple[Tap, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +109,7 @@ class Channels:
     def of(module: nn.Module, shape: Sequence[int], training: bool = True) -> Channels:
         """Read off the module, in evaluation and `training`; refused, with the layer's name, where
         it can't be cut."""
+        module = with_free_heads(copy.deepcopy(module))
         traced = trace(module, shape, training)
         axes = _free_axes(traced)
         if not axes:
@@ -84,19 +120,31 @@ class Channels:
         number = {id(axis): i for i, axis in enumerate(axes)}
 
         def dim(label: Label) -> Dim:
-            return tuple(Factor(number.get(id(a)), a.size) for a in resolve(label))
+            return tuple(
+                Factor(None, a.size, tuple(dim(part) for part in a.parts))
+                if a.parts
+                else Factor(number.get(id(a)), a.size)
+                for a in resolve(label)
+            )
 
-        readers: list[list[tuple[str, Dim]]] = [[] for _ in axes]
-        for reader in traced.readers:
-            for i in {number[id(a)] for a in resolve(reader.label) if id(a) in number}:
-                readers[i].append((reader.layer, dim(reader.label)))
-        names = [_name(axis, traced) for axis in axes]
+        def tap(i: int, call: Called, item: int, axis: Axis) -> Tap:
+            labels, batch = call.results[item]
+            d = next(d for d, label in enumerate(labels) if axis in leaves(label))
+            pool = call.pooled if call.name in _RISING else None
+            return Tap(i, call.name, item, d, dim(labels[d]), batch, pool)
+
         groups = tuple(
-            Group(name, axis.size, tuple(r))
-            for name, axis, r in zip(names, axes, readers, strict=True)
+            Group(
+                _name(axis, traced),
+                axis.size,
+                tuple(r.layer for r in traced.readers if axis in leaves(r.label)),
+                tuple(tap(i, call, item, axis) for i, call, item in _seen(traced, axis)),
+            )
+            for axis in axes
         )
         dims = {name: tuple(dim(x) for x in labels) for name, labels in traced.labels.items()}
-        hidden = [m.layer for m in _makers(traced) if any(not a.fixed for a in resolve(m.label))]
+        hidden = [m.layer for m in _makers(traced) if is_free(m.label)]
+        unscaled = {name for name, layer in module.named_modules() if isinstance(layer, _UNSCALED)}
         out = resolve(traced.output)
         last = [m.layer for m in traced.makers if resolve(m.label) == out]
         steps = {
@@ -104,7 +152,7 @@ class Channels:
             for mode, found in traced.operations.items()
         }
         return Channels(
-            copy.deepcopy(module), groups, dims, tuple(dict.fromkeys(hidden)),
+            module, groups, dims, tuple(dict.fromkeys(n for n in hidden if n not in unscaled)),
             last[-1] if last else None, traced.depthwise, traced.weights, steps,
         )  # fmt: skip
 
@@ -113,9 +161,12 @@ class Channels:
         return tuple(group.size for group in self.groups)
 
     def counts(self, capacity: float, rounding: str = "ceil") -> tuple[int, ...]:
-        """The number of channels that a client of this capacity keeps of every group."""
+        """The number of channels that a client of this capacity keeps of every group: at least one,
+        and below capacity 1 never all of several."""
         shift = 1 - 1e-9 if rounding == "ceil" else 1e-9
-        return tuple(max(int(np.floor(capacity * n + shift)), 1) for n in self.sizes)
+        most = [n - 1 if capacity < 1 and n > 1 else n for n in self.sizes]
+        shares = (int(np.floor(capacity * n + shift)) for n in self.sizes)
+        return tuple(max(min(k, m), 1) for k, m in zip(shares, most, strict=True))
 
     def index(self, layout: Layout, keep: Sequence[np.ndarray]) -> Tensor:
         """The columns of the sub-model with these channels (ascending), in its own order."""
@@ -141,17 +192,16 @@ class Channels:
         found = [np.empty(0, dtype=np.int64) for _ in self.groups]
         for entry in layout.entries:
             for i, dim in enumerate(self.dims[entry.tensor]):
-                for j, factor in enumerate(dim):
-                    if factor.group is None or len(found[factor.group]):
+                for group in groups_in(dim):
+                    if len(found[group]):
                         continue
                     some = entry.view(row).movedim(i, 0).reshape(entry.shape[i], -1).any(1)
-                    some = some.view([f.size for f in dim]).movedim(j, 0)
-                    found[factor.group] = np.flatnonzero(some.reshape(factor.size, -1).any(1))
+                    found[group] = np.flatnonzero(some.numpy()[positions(dim, group)].any(1))
         return found
 
-    def build(self, counts: Sequence[int], scale: float = 1.0) -> nn.Module:
+    def build(self, counts: Sequence[int], scale: float = 1.0, always: bool = False) -> nn.Module:
         """A module that has so many channels of each group; `scale` multiplies the outputs of its
-        hidden layers in training (the scaler, S2 §3.3.3)."""
+        hidden layers in training (the scaler, S2 §3.3.3), or `always`."""
         smaller = self.narrow(counts)
         module = copy.deepcopy(self.module)
         unscaled = set(self.scaled) - {name for name, _ in module.named_modules()}
@@ -180,17 +230,23 @@ class Channels:
                         own[key] = cut(tensor)
             _tell_sizes(layer, name in self.depthwise)
             if scale != 1 and name in self.scaled:
-                scale_output(layer, scale)
+                scale_output(layer, scale, always)
         return module
 
     def narrow(self, counts: Sequence[int]) -> Channels:
         """The structure of the sub-model with so many channels."""
 
+        def smaller(f: Factor) -> Factor:
+            if f.parts:
+                parts = tuple(narrower(part) for part in f.parts)
+                return Factor(None, sum(_size(part) for part in parts), parts)
+            return f if f.group is None else replace(f, size=counts[f.group])
+
         def narrower(dim: Dim) -> Dim:
-            return tuple(f if f.group is None else replace(f, size=counts[f.group]) for f in dim)
+            return tuple(smaller(f) for f in dim)
 
         groups = tuple(
-            Group(g.name, n, tuple((layer, narrower(dim)) for layer, dim in g.readers))
+            replace(g, size=n, taps=tuple(replace(t, made_of=narrower(t.made_of)) for t in g.taps))
             for g, n in zip(self.groups, counts, strict=True)
         )
         dims = {name: tuple(narrower(d) for d in ds) for name, ds in self.dims.items()}
@@ -219,25 +275,83 @@ def _makers(traced: Traced) -> tuple[Reader, ...]:
 
 def _free_axes(traced: Traced) -> list[Axis]:
     """The groups, in the order in which layers make them."""
-    made = [a for maker in _makers(traced) for a in resolve(maker.label) if not a.fixed]
+    made = [a for maker in _makers(traced) for a in leaves(maker.label) if not a.fixed]
     return list({id(axis): axis for axis in made}.values())
 
 
 def _name(axis: Axis, traced: Traced) -> str:
-    return next(m.layer for m in _makers(traced) if any(a is axis for a in resolve(m.label)))
+    return next(m.layer for m in _makers(traced) if axis in leaves(m.label))
+
+
+def _seen(traced: Traced, axis: Axis) -> list[tuple[int, Called, int]]:
+    """The calls that give the activation of these channels: what non-linearities make of them, or,
+    where there are none, norms, or the layers themselves."""
+    there = [
+        (i, call, item)
+        for i, call in enumerate(traced.calls)
+        if call is not None
+        for item, (labels, _) in enumerate(call.results[: 2 if call.name in _RECURRENT else 1])
+        if any(axis in leaves(label) for label in labels)
+    ]
+    for names in (_NON_LINEAR, _NORMS, _PRODUCTS):
+        found = [each for each in there if each[1].name in names]
+        if found:
+            return found
+    return there[:1]
 
 
 def _size(dim: Dim) -> int:
     return prod(f.size for f in dim)
 
 
+def groups_in(dim: Dim) -> set[int]:
+    """The groups whose channels a dimension has."""
+    inside = {g for f in dim for part in f.parts for g in groups_in(part)}
+    return inside | {f.group for f in dim if f.group is not None}
+
+
 def places(dim: Dim, keep: Sequence[np.ndarray]) -> np.ndarray:
     """Where the kept channels are in a dimension."""
     at = np.zeros(1, dtype=np.int64)
     for factor in dim:
-        chosen = np.arange(factor.size) if factor.group is None else keep[factor.group]
+        if factor.parts:
+            chosen = _one_behind_another([places(part, keep) for part in factor.parts], factor)
+        else:
+            chosen = np.arange(factor.size) if factor.group is None else keep[factor.group]
         at = np.add.outer(at * factor.size, chosen).reshape(-1)
     return at
+
+
+def positions(dim: Dim, group: int) -> np.ndarray:
+    """Where each channel of a group is in a dimension: channels × places."""
+    at: np.ndarray | None = None  # channels × places, once the group is there
+    before = np.zeros(1, dtype=np.int64)
+    for factor in dim:
+        if at is None and factor.parts and group in groups_in((factor,)):
+            each = [positions(part, group) if group in groups_in(part) else None
+                    for part in factor.parts]  # fmt: skip
+            starts = np.cumsum([0, *(_size(part) for part in factor.parts)])
+            found = [start + a for start, a in zip(starts, each, strict=False) if a is not None]
+            at = _spread(before * factor.size, np.concatenate(found, axis=1))
+        elif at is None and factor.group == group:
+            at = _spread(before * factor.size, np.arange(factor.size)[:, None])
+        elif at is None:
+            before = np.add.outer(before * factor.size, np.arange(factor.size)).reshape(-1)
+        else:
+            every = np.add.outer(at * factor.size, np.arange(factor.size))
+            at = every.reshape(len(at), -1)
+    assert at is not None
+    return at
+
+
+def _spread(before: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Channels × places, for each of the places that lie before them."""
+    return np.add.outer(at, before).reshape(len(at), -1)
+
+
+def _one_behind_another(chosen: Sequence[np.ndarray], factor: Factor) -> np.ndarray:
+    starts = np.cumsum([0, *(_size(part) for part in factor.parts)])
+    return np.concatenate([s + c for s, c in zip(starts, chosen, strict=False)])
 
 
 def _tell_sizes(layer: nn.Module, depthwise: bool) -> None:
@@ -251,6 +365,13 @@ def _tell_sizes(layer: nn.Module, depthwise: bool) -> None:
             layer.out_channels, layer.in_channels = first * layer.groups, second
         else:
             layer.out_channels, layer.in_channels = first, second * layer.groups
+    elif isinstance(layer, nn.RNNBase):
+        own = dict(layer.named_parameters())
+        layer.hidden_size = own["weight_hh_l0"].shape[1]
+        layer.input_size = own["weight_ih_l0"].shape[1]
+        layer._init_flat_weights()
+    elif isinstance(layer, nn.Embedding):
+        layer.embedding_dim = layer.weight.shape[1]
     elif isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
     elif isinstance(layer, nn.modules.batchnorm._NormBase) and layer.weight is not None:

@@ -5,12 +5,11 @@ The model says what its prefixes are (`models.exits.Exits`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,7 +29,8 @@ class Prefix(Select):
     """The deepest prefix that a client of capacity r can afford, and never less than one block.
 
     A sub-model of width r costs about r² of the whole. By `parameters` (or `macs`) a prefix may
-    cost as much; by `blocks` it has ⌈r·B⌉ of the B blocks.
+    cost as much; by `blocks` it has ⌈r·B⌉ of the B blocks. Capacities count relative to the
+    strongest client's, which trains all blocks: what nobody trains would only disturb the answer.
     """
 
     budget: Literal["parameters", "macs", "blocks"] = "parameters"
@@ -41,7 +41,7 @@ class Prefix(Select):
     def choose(self, ask: Ask) -> Selection | None:
         module = ask.module
         assert isinstance(module, Exits)
-        depth = self.depth(module, ask.capacity)
+        depth = self.depth(module, ask.capacity / ask.strongest)
         if depth == module.depths:
             return None
         # Tensors are called blocks.N.… and exits.N.…
@@ -49,12 +49,9 @@ class Prefix(Select):
         index = torch.cat([torch.arange(e.start, e.stop) for e in there])
         return Selection(index, depth, partial(module.prefix, depth))
 
-    def fitted(self, module: nn.Module, strongest: float) -> Mapping[str, Any]:
-        """Classifiers that nobody trains have no say."""
-        return {"exits": self.depth(module, strongest)} if isinstance(module, Exits) else {}
-
     def depth(self, module: Exits, capacity: float) -> int:
-        if capacity == 1:
+        """The number of blocks, for a capacity relative to the strongest client's."""
+        if capacity >= 1:
             return module.depths
         if self.budget == "blocks":
             return max(ceil(capacity * module.depths - 1e-9), 1)

@@ -1,14 +1,14 @@
 """What a channel is worth on some data: its mean activation, or the gradient that reaches it.
 
-The activation of a channel is what the layers that read it are given, so behind its norm,
-non-linearity and pooling. Channels that several layers read, as behind residual additions, get the
-mean of what those say. Norm statistics are measured on the same data first.
+The activation of a channel is what its layer's own non-linearity gives, behind the norm and before
+any pooling (S2 §3.2.1); where a model takes a maximum first, as it may for a function that never
+falls, the two change places here. Channels that several layers make, as those that are added up in
+residual blocks, get the mean of all. Norm statistics are measured on the same data first.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,102 +16,108 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from fedloom.errors import FedloomError
 from fedloom.local.rule import Batch
 from fedloom.models.norm import settle
-from fedloom.select.channels import Channels, Dim, Group
+from fedloom.select.calls import name_of, tensors_of
+from fedloom.select.channels import Channels, Tap, positions
 
 AT_ONCE = 256
-_WATCHED = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 def activations(module: nn.Module, channels: Channels, x: Tensor) -> list[np.ndarray]:
     """h_i of every group: the mean over samples and, for maps, positions."""
     sums = [torch.zeros(n, dtype=torch.float64) for n in channels.sizes]
     settle(module, x.split(AT_ONCE), every=True)
-    with torch.no_grad(), _inputs(module, channels) as given:
+    with torch.no_grad():
         for some in x.split(AT_ONCE):
-            given.clear()
-            module(some)
+            with _watching(module, channels) as seen:
+                module(some)
             for g, group in enumerate(channels.groups):
-                for (layer, dim), read in zip(group.readers, _uses(group, given), strict=True):
-                    values = _by_channel(module, layer, read, dim, g)
-                    sums[g] += len(some) * values.double().mean(1).cpu() / len(group.readers)
+                for tap in group.taps:
+                    values = _by_channel(seen[tap.call][tap.item], tap, g)
+                    sums[g] += len(some) * values.double().mean(1).cpu() / len(group.taps)
     return [(total / max(len(x), 1)).numpy() for total in sums]
 
 
 def gradients(module: nn.Module, channels: Channels, batch: Batch) -> list[np.ndarray]:
     """g_i of every group: Σ over positions of |Σ over samples of ∂L/∂h_i| (S2 Algorithm 4.4)."""
-    sums: list[dict[int, Tensor]] = [{} for _ in channels.groups]
+    sums: dict[tuple[int, int, int], Tensor] = {}
     settle(module, batch.x.split(AT_ONCE), every=True)
-    with torch.enable_grad(), _inputs(module, channels) as given:
-        for x, y in zip(batch.x.split(AT_ONCE), batch.y.split(AT_ONCE), strict=True):
-            given.clear()
+    for x, y in zip(batch.x.split(AT_ONCE), batch.y.split(AT_ONCE), strict=True):
+        with torch.enable_grad(), _watching(module, channels) as seen:
             loss = F.cross_entropy(module(x), y, reduction="sum") / len(batch.y)
-            reads = [read for uses in given.values() for read in uses]
-            found = iter(torch.autograd.grad(loss, reads))
-            by_layer = {name: [next(found) for _ in uses] for name, uses in given.items()}
-            for g, group in enumerate(channels.groups):
-                grads = _uses(group, by_layer)
-                for i, ((layer, dim), grad) in enumerate(zip(group.readers, grads, strict=True)):
-                    total = grad.double().sum(0, keepdim=True)
-                    new = _by_channel(module, layer, total, dim, g).cpu()
-                    sums[g][i] = sums[g][i] + new if i in sums[g] else new
+        at = {(tap.call, tap.item) for group in channels.groups for tap in group.taps}
+        reads = {key: seen[key[0]][key[1]] for key in sorted(at)}
+        # A recurrent layer's outputs or its last state may be of no use to anybody.
+        found = torch.autograd.grad(
+            loss, list(reads.values()), allow_unused=True, materialize_grads=True
+        )
+        by_tap = dict(zip(reads, found, strict=True))
+        for g, group in enumerate(channels.groups):
+            for tap in group.taps:
+                total = by_tap[tap.call, tap.item].double().sum(tap.batch, keepdim=True)
+                key, new = (g, tap.call, tap.item), _by_channel(total, tap, g).cpu()
+                sums[key] = sums[key] + new if key in sums else new
     return [
-        torch.stack([s.abs().sum(1) for s in by.values()]).mean(0).numpy() if by else np.zeros(n)
-        for by, n in zip(sums, channels.sizes, strict=True)
+        torch.stack([sums[g, t.call, t.item].abs().sum(1) for t in group.taps]).mean(0).numpy()
+        for g, group in enumerate(channels.groups)
     ]
 
 
 @contextmanager
-def _inputs(module: nn.Module, channels: Channels) -> Iterator[dict[str, list[Tensor]]]:
-    """What the layers that read channels are given, by layer, each time that they are used."""
-    given: dict[str, list[Tensor]] = {}
+def _watching(module: nn.Module, channels: Channels) -> Iterator[dict[int, tuple[Tensor, ...]]]:
+    """What the taps see in one pass, by the number of the call."""
+    watch = _Watch(module, {tap.call: tap for group in channels.groups for tap in group.taps})
+    with watch:
+        yield watch.seen
 
-    def keep(name: str) -> Any:
-        def hook(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            # Leaves of the graph's own, so that gradients with respect to them can be asked for.
-            x = inputs[0] if inputs else next(iter(named.values()))
-            if torch.is_grad_enabled() and not x.requires_grad:
-                x = x.detach().requires_grad_()
-            given.setdefault(name, []).append(x)
-            if inputs:
-                return (x, *inputs[1:]), named
-            return inputs, {**named, next(iter(named)): x}
 
-        return hook
+class _Watch(TorchFunctionMode):
+    """Keeps the results of some calls; a non-linearity behind a max pooling goes before it."""
 
-    layers = {layer for group in channels.groups for layer, _ in group.readers}
-    modules = dict(module.named_modules())
-    for name in layers:
-        if not isinstance(modules.get(name), _WATCHED):
+    def __init__(self, module: nn.Module, taps: dict[int, Tap]) -> None:
+        super().__init__()
+        self._module, self._taps = module, taps
+        self._pools = {tap.pool: tap for tap in taps.values() if tap.pool is not None}
+        self._count = 0
+        self._waiting: dict[
+            int, tuple[Any, Any, Any]
+        ] = {}  # poolings, by the call that they wait for
+        self.seen: dict[int, tuple[Tensor, ...]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        number, kwargs = self._count, kwargs or {}
+        self._count += 1
+        tap = self._taps.get(number)
+        if tap is not None and name_of(func) != tap.name:
             raise FedloomError(
-                f"What the layer '{name}' of {type(module).__name__} reads can't be watched, so "
-                "channels can't be chosen by activation or gradient. Use nn.Conv2d and nn.Linear "
-                "modules for its weights, or a method that needs no look at the model."
+                f"{type(self._module).__name__} takes another way through its forward() with other "
+                "samples, so its activations can't be compared. Choose a method that does not look "
+                "at them, or write forward() without conditions."
             )
-    hooks = [modules[n].register_forward_pre_hook(keep(n), with_kwargs=True) for n in layers]
-    try:
-        yield given
-    finally:
-        for hook in hooks:
-            hook.remove()
+        if number in self._pools:
+            self._waiting[self._pools[number].call] = func, args, kwargs
+            return args[0].clone()  # as the non-linearity may work in place
+        if tap is None:
+            return func(*args, **kwargs)
+        out = self._keep(number, func(*args, **kwargs))
+        if number in self._waiting:
+            pool, (_, *more), named = self._waiting.pop(number)
+            return pool(out, *more, **named)
+        return out
+
+    def _keep(self, number: int, out: Any) -> Any:
+        self.seen[number] = tensors_of(out)
+        for tensor in self.seen[number]:
+            if torch.is_grad_enabled() and not tensor.requires_grad:  # nothing before it is learned
+                tensor.requires_grad_()
+        return out
 
 
-def _uses(group: Group, given: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
-    """For every reader of a group, what it was given: a layer that is used twice reads twice."""
-    next_use: Counter[str] = Counter()
-    out = []
-    for layer, _ in group.readers:
-        out.append(given[layer][min(next_use[layer], len(given[layer]) - 1)])
-        next_use[layer] += 1
-    return out
-
-
-def _by_channel(module: nn.Module, layer: str, x: Tensor, dim: Dim, group: int) -> Tensor:
-    """The values of a layer's input as a matrix: the group's channels × everything else."""
-    features = -1 if isinstance(module.get_submodule(layer), nn.Linear) else 1
-    at = next(i for i, factor in enumerate(dim) if factor.group == group)
-    cut = x.movedim(features, 0).unflatten(0, [f.size for f in dim]).movedim(at, 0)
-    return cut.reshape(dim[at].size, -1)
+def _by_channel(x: Tensor, tap: Tap, group: int) -> Tensor:
+    """Values as a matrix: the group's channels × everything else."""
+    at = torch.from_numpy(positions(tap.made_of, group)).to(x.device)
+    return x.movedim(tap.dim, 0)[at].reshape(len(at), -1)

@@ -3,15 +3,19 @@ evaluation and one in training mode.
 
 Torch shows every operation of a pass, whatever the module's Python looks like; each of them says
 how the axes of its inputs become those of its output (`axes.py`). Residual additions, norm layers,
-depthwise and grouped convolutions, flattening before a linear layer and reshapes all follow from
-that. An operation that is not known here is refused, with the layer that it is in.
+depthwise and grouped convolutions, concatenation, attention heads, flattening before a linear layer
+and reshapes all follow from that. Recurrent layers are one operation. An operation that is not
+known here is refused, with the layer that it is in and what to change.
+
+The calls of torch functions are noted as well, in evaluation, with the labels of what they return:
+from them follows where the activation of a channel can be seen (`taps.py`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +25,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedloom.errors import FedloomError
 from fedloom.models.inputs import blank
-from fedloom.select.axes import Label, Mismatch, fix, fixed, free, merge, regroup, resolve
+from fedloom.select.axes import (
+    Label,
+    Mismatch,
+    cut,
+    fix,
+    fixed,
+    free,
+    is_free,
+    leaves,
+    merge,
+    regroup,
+    together,
+)
+from fedloom.select.calls import Calls
 
 Labels = tuple[Label, ...]
 
@@ -31,11 +48,22 @@ _SAME = {"hardswish", "hardsigmoid", "hardtanh", "dropout", "alias", "lift_fresh
          "random_"}  # fmt: skip
 _POINTWISE = {"_prelu_kernel"}
 _POOLS = {"max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d",
-          "max_pool1d", "avg_pool1d", "upsample_nearest2d", "upsample_bilinear2d", "max_pool2d",
-          "_adaptive_avg_pool3d", "avg_pool3d", "max_pool3d_with_indices",
-          "mkldnn_max_pool2d"}  # fmt: skip
+          "max_pool1d", "avg_pool1d", "max_pool2d", "_adaptive_avg_pool3d", "avg_pool3d",
+          "max_pool3d_with_indices", "mkldnn_max_pool2d"}  # fmt: skip
 _VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze"}
-_REDUCTIONS = {"mean", "sum", "amax", "amin", "max", "min"}
+_REDUCTIONS = {"mean", "sum", "amax", "amin", "max", "min", "var", "std"}
+_PIECES = {"split", "split_with_sizes", "chunk", "unsafe_chunk", "unsafe_split",
+           "unsafe_split_with_sizes"}  # fmt: skip
+_SOFTMAX = {"_softmax", "_log_softmax", "_safe_softmax"}
+#: what to do about an operation that refuses channels
+_INSTEAD = {
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "var", "std"),
+                    "Reduce over positions, not over channels"),
+    **dict.fromkeys(_SOFTMAX, "Take it over positions or classes, not over channels"),
+    **dict.fromkeys(("select", "index", "index_select"),
+                    "Cut channels with chunk or split, not by their numbers"),
+    **dict.fromkeys(("flip", "roll", "constant_pad_nd"), "Let channels stay where they are"),
+}  # fmt: skip
 _NORMS = {"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",
           "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
           "_batch_norm_no_update"}  # fmt: skip
@@ -61,9 +89,20 @@ class Operation:
 
 
 @dataclass(frozen=True)
+class Called:
+    """A call of a torch function in evaluation: which, and the labels of its results that are
+    known: of the first, or of the outputs and the last state of recurrent layers."""
+
+    name: str
+    results: tuple[tuple[Labels, int], ...]  # with the dimension that is the samples
+    pooled: int | None  # the call of a max pooling whose result this one alone is given
+
+
+@dataclass(frozen=True)
 class Traced:
     """What the passes told: labels of all tensors by name, who reads channels (in evaluation), who
-    makes them (in either mode; the first of them in evaluation), and the operations by mode."""
+    makes them (in either mode; the first of them in evaluation), the operations by mode, and the
+    calls of functions by number."""
 
     labels: dict[str, Labels]
     readers: tuple[Reader, ...]
@@ -72,6 +111,7 @@ class Traced:
     depthwise: frozenset[str]  # convolutions whose number of groups is that of their channels
     weights: frozenset[str]  # tensors that products and convolutions read channels with
     operations: dict[bool, tuple[Operation, ...]]  # by whether it is in training
+    calls: tuple[Called | None, ...]  # None: of one that returns no tensor with channels
     output: Label
 
 
@@ -81,24 +121,30 @@ def trace(module: nn.Module, shape: Sequence[int], training: bool = True) -> Tra
     tracer = _Tracer(module)
     x = blank(module, shape, 2)
     tracer.remember(x, tuple(fixed(n) for n in x.shape))
-    out = tracer.watch(x, training=False)
+    calls = Calls()
+    out = tracer.watch(x, False, calls)
+    noted = tuple(tracer.called(x, calls))
     readers, makers = tuple(tracer.readers), tuple(tracer.makers)
     if training:
         tracer.makers.clear()
-        tracer.watch(x, training=True)
+        tracer.watch(x, True, nullcontext())
     labels = {name: tracer.known(t) for t, name in tracer.named()}
     return Traced(
         labels, readers, makers, tuple(tracer.makers) if training else (),
         frozenset(tracer.depthwise), frozenset(tracer.weights),
-        {mode: tuple(found) for mode, found in tracer.operations.items()}, tracer.known(out)[-1],
+        {mode: tuple(found) for mode, found in tracer.operations.items()}, noted,
+        tracer.known(out)[-1],
     )  # fmt: skip
 
 
-def refusal(module: nn.Module, where: str, training: bool, reason: str) -> FedloomError:
+def refusal(
+    module: nn.Module, where: str, training: bool, reason: str, instead: str = ""
+) -> FedloomError:
     mode = " in training" if training else ""
+    instead = instead or "Write it with other operations"
     return FedloomError(
-        f"{type(module).__name__} can't be cut into sub-models: in {where}{mode}, {reason}. Use "
-        "one of the built-in models, or a method that trains the whole model."
+        f"{type(module).__name__} can't be cut into sub-models: in {where}{mode}, {reason}. "
+        f"{instead}, use one of the built-in models, or a method that trains the whole model."
     )
 
 
@@ -111,17 +157,18 @@ class _Tracer(TorchDispatchMode):
         self._origin: dict[int, str] = {}  # views of a parameter, such as its transpose
         self._layers: list[str] = []
         self._last = ""  # layer that ran
+        self._inside = 0  # recurrent layers that are running, which are followed as a whole
         self.readers: list[Reader] = []
         self.makers: list[Reader] = []
         self.depthwise: list[str] = []
         self.weights: list[str] = []
         self.operations: dict[bool, list[Operation]] = {}
 
-    def watch(self, x: Tensor, training: bool) -> Tensor:
+    def watch(self, x: Tensor, training: bool, beside: AbstractContextManager[Any]) -> Tensor:
         """One pass; what comes out of it keeps all its positions."""
         self._module.train(training)
         self.operations[training] = []
-        with torch.no_grad(), self.named_layers(), self:
+        with torch.no_grad(), self.named_layers(), self, beside:
             out: Any = self._module(x)
         if not isinstance(out, Tensor):
             raise FedloomError(
@@ -143,14 +190,30 @@ class _Tracer(TorchDispatchMode):
         for name, b in self._module.named_buffers():
             yield b, name
 
+    def called(self, x: Tensor, calls: Calls) -> Iterator[Called | None]:
+        """The calls of functions, with the labels of what they returned."""
+        samples = {id(axis) for axis in leaves(self.known(x)[:1][0])}
+        for call in calls.made:
+            found = []
+            for out in call.results:
+                if id(out) not in self._labels:
+                    break
+                labels = self.known(out)
+                at = [d for d, label in enumerate(labels) if samples & set(map(id, leaves(label)))]
+                found.append((labels, at[0] if at else 0))
+            yield Called(call.name, tuple(found), calls.pooled(call)) if found else None
+
     @contextmanager
     def named_layers(self) -> Iterator[None]:
-        """Know which layer is running, for error messages."""
+        """Know which layer is running, for error messages, and follow recurrent ones."""
         hooks: list[Any] = []
         for name, layer in self._module.named_modules():
             if name:
                 hooks.append(layer.register_forward_pre_hook(self._enter(name)))
                 hooks.append(layer.register_forward_hook(self._leave, always_call=True))
+            if isinstance(layer, nn.RNNBase):
+                hooks.append(layer.register_forward_pre_hook(self._into_cells))
+                hooks.append(layer.register_forward_hook(self._out_of_cells, always_call=True))
         try:
             yield
         finally:
@@ -162,6 +225,42 @@ class _Tracer(TorchDispatchMode):
 
     def _leave(self, *_: Any) -> None:
         self._last = self._layers.pop()
+
+    def _into_cells(self, layer: nn.RNNBase, inputs: tuple[Any, ...]) -> None:
+        if layer.proj_size or not isinstance(inputs[0], Tensor):
+            what = "proj_size" if layer.proj_size else "packed sequences"
+            instead = "Give it padded tensors and leave proj_size out"
+            raise self._refusal(f"its {what} can't be followed", instead)
+        self._inside += 1
+
+    def _out_of_cells(self, layer: nn.RNNBase, inputs: tuple[Any, ...], output: Any) -> None:
+        """A recurrent layer: all its cells, layers and directions have the same hidden units."""
+        self._inside -= 1
+        if output is None:  # it failed
+            return
+        out, state = output
+        (name,) = [n for n, m in self._module.named_modules() if m is layer]
+        data, units = self.known(inputs[0]), free(layer.hidden_size, name)
+        sides = fixed(1 + layer.bidirectional)
+        for key, tensor in layer.named_parameters():
+            labels = self.known(tensor)
+            merge(labels[0], (*fixed(tensor.shape[0] // layer.hidden_size), *units))
+            if key.startswith("weight_hh"):
+                merge(labels[1], units)
+            elif key.startswith("weight_ih"):
+                merge(labels[1], data[-1] if "_l0" in key else (*sides, *units))
+            if key.startswith("weight"):
+                self._reads_with(tensor)
+        self._note(name, data[-1], units)
+        self.remember(out, (*data[:-1], (*sides, *units)))
+        for last in state if isinstance(state, tuple) else (state,):
+            samples = data[0 if layer.batch_first else 1] if out.dim() == 3 else None
+            between = () if samples is None else (samples,)
+            self.remember(last, (fixed(last.shape[0]), *between, units))
+        for given in inputs[1:]:
+            for first in given if isinstance(given, tuple) else (given,):
+                if first is not None:
+                    merge(self.known(first)[-1], units)
 
     def remember(self, tensor: Tensor, labels: Labels) -> None:
         self._labels[id(tensor)] = tensor, labels
@@ -183,14 +282,18 @@ class _Tracer(TorchDispatchMode):
         flat = (b for a in args for b in (a if isinstance(a, list | tuple) else (a,)))
         tensors = [a for a in flat if isinstance(a, Tensor)]
         first = out[0] if isinstance(out, tuple | list) and out else out
-        if not isinstance(first, Tensor) or not tensors:
+        if not isinstance(first, Tensor) or not tensors or self._inside:
             return out
         try:
-            labels = self._follow(name, func, args, kwargs or {}, tensors, first)
+            if name in _PIECES or name == "unbind":
+                labels = self._pieces(name, args, kwargs or {}, tensors[0], out)
+            else:
+                labels = self._follow(name, func, args, kwargs or {}, tensors, first)
         except Mismatch:
             raise self._refusal(f"the shapes in its operation '{name}' can't be followed") from None
         if labels is None:
-            raise self._refusal(f"its operation '{name}' is not one whose channels are known")
+            reason = f"its operation '{name}' is not one whose channels are known"
+            raise self._refusal(reason, _INSTEAD.get(name, ""))
         self.remember(first, labels)
         self.operations[self._module.training].append(Operation(name, self._where(), labels))
         return out
@@ -199,8 +302,8 @@ class _Tracer(TorchDispatchMode):
         after = f" after layer '{self._last}'" if self._last else ""
         return f"layer '{self._layers[-1]}'" if self._layers else f"its forward(){after}"
 
-    def _refusal(self, reason: str) -> FedloomError:
-        return refusal(self._module, self._where(), self._module.training, reason)
+    def _refusal(self, reason: str, instead: str = "") -> FedloomError:
+        return refusal(self._module, self._where(), self._module.training, reason, instead)
 
     def _follow(
         self, name: str, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Tensor
@@ -211,7 +314,7 @@ class _Tracer(TorchDispatchMode):
         x = self.known(tensors[0])
         if name in _SAME or name.startswith("bernoulli") or name.endswith("_like"):
             return x
-        if name in _POOLS:
+        if name in _POOLS or name.startswith("upsample_"):
             return (*x[:2], *(fixed(n) for n in out.shape[2:]))
         if name in _VIEWS:
             self._keep_origin(tensors[0], out)
@@ -231,6 +334,37 @@ class _Tracer(TorchDispatchMode):
             return self._convolution(args, out)
         if name in ("addmm", "mm"):
             return self._product(args, name == "addmm")
+        if name in ("bmm", "baddbmm"):
+            return self._pairwise(args, name == "baddbmm")
+        if name.startswith("_scaled_dot_product"):
+            return self._attention(*(self.known(t) for t in args[:3]))
+        if name in _SOFTMAX:
+            return None if is_free(x[args[1]]) else x
+        if name in ("cat", "stack"):
+            return self._joined(name, args, kwargs, tensors)
+        if name == "embedding":
+            return self._looked_up(tensors)
+        if name == "glu":
+            dim = args[1] if len(args) > 1 else -1
+            first, second = cut(x[dim], [out.shape[dim]] * 2)
+            merge(first, second)
+            return tuple(first if d == dim % len(x) else label for d, label in enumerate(x))
+        if name in ("pixel_shuffle", "pixel_unshuffle"):
+            area = args[1] ** 2
+            if name == "pixel_unshuffle":
+                channels = (*x[1], *fixed(area))
+            else:
+                channels, gone = regroup(x[1], (out.shape[1], area))
+                fix(gone)
+            return (x[0], channels, *(fixed(n) for n in out.shape[2:]))
+        if name in ("channel_shuffle", "native_channel_shuffle"):
+            groups, each = regroup(x[1], (args[1], out.shape[1] // args[1]))
+            fix(groups)
+            return (x[0], (*each, *groups), *x[2:])
+        if name == "repeat":
+            lead = len(out.shape) - len(x)
+            padded = ((),) * lead + x
+            return tuple((*fixed(n), *label) for n, label in zip(args[1], padded, strict=True))
         if name in _NORMS:
             for other in tensors[1:]:
                 if other.numel():
@@ -238,7 +372,7 @@ class _Tracer(TorchDispatchMode):
             return x
         if name == "native_group_norm":
             return self._group_norm(args, x)
-        if name == "native_layer_norm":
+        if name in ("native_layer_norm", "_fused_rms_norm"):
             last = x[len(x) - len(args[1]) :]
             for other in tensors[1:]:
                 for mine, theirs in zip(self.known(other), last, strict=True):
@@ -254,6 +388,10 @@ class _Tracer(TorchDispatchMode):
         self, name: str, args: Any, x: Labels, given: Tensor, out: Tensor
     ) -> Labels | None:
         """What takes, moves or adds positions of a dimension, which must not be channels."""
+        if name == "slice":
+            return self._sliced(args, x, given, out)
+        if name == "select":
+            self._fix_inner(x[args[1] % len(x)])
         if name in ("select", "index_select"):
             touched = {args[1] % len(x)}
         elif name == "index":
@@ -266,12 +404,99 @@ class _Tracer(TorchDispatchMode):
             touched = {d % len(x) for d in dims} or set(range(len(x)))
         else:
             touched = {d for d in range(len(x)) if given.shape[d] != out.shape[d]}
-        if any(not a.fixed for d in touched for a in resolve(x[d])):
+        if any(is_free(x[d]) for d in touched):
             return None
         if name == "select":
             return tuple(label for d, label in enumerate(x) if d not in touched)
         sizes = zip(x, given.shape, out.shape, strict=True)
         return tuple(label if n == m else fixed(m) for label, n, m in sizes)
+
+    def _sliced(self, args: Any, x: Labels, given: Tensor, out: Tensor) -> Labels | None:
+        """A run of positions; of channels, without gaps."""
+        dim = (args[1] if len(args) > 1 else 0) % len(x)
+        whole, kept = given.shape[dim], out.shape[dim]
+        if whole == kept:
+            self._keep_origin(given, out)
+            return x
+        if not is_free(x[dim]):
+            return tuple(fixed(kept) if d == dim else label for d, label in enumerate(x))
+        start = args[2] if len(args) > 2 and args[2] is not None else 0
+        start = max(start + whole, 0) if start < 0 else min(start, whole)
+        if (len(args) > 4 and args[4] != 1) or not kept:
+            return None
+        sizes = [n for n in (start, kept, whole - start - kept) if n]
+        self._keep_origin(given, out)
+        run = cut(x[dim], sizes)[1 if start else 0]
+        return tuple(run if d == dim else label for d, label in enumerate(x))
+
+    def _pieces(self, name: str, args: Any, kwargs: Any, given: Tensor, out: Any) -> Labels | None:
+        """A tensor cut into several; the labels of the first, the others are remembered."""
+        x = self.known(given)
+        at = 1 if name == "unbind" else 2
+        dim = (args[at] if len(args) > at else kwargs.get("dim", 0)) % len(x)
+        if name == "unbind":
+            self._fix_inner(x[dim])
+            if is_free(x[dim]):
+                return None
+            every = [x[:dim] + x[dim + 1 :]] * len(out)
+        else:
+            runs = cut(x[dim], [piece.shape[dim] for piece in out])
+            every = [(*x[:dim], run, *x[dim + 1 :]) for run in runs]
+        for piece, labels in zip(out, every, strict=True):
+            self._keep_origin(given, piece)
+            self.remember(piece, labels)
+        return every[0]
+
+    def _fix_inner(self, label: Label) -> None:
+        """Positions that a reshape made of channels, one of which is taken, as of (3, heads, size)
+        for queries, keys and values, are no channels to choose from."""
+        if all(axis.inner for axis in leaves(label)):
+            fix(label)
+
+    def _joined(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> Labels:
+        """Tensors side by side."""
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        if name == "stack":
+            every = [self.known(t) for t in tensors]
+            for other in every[1:]:
+                for mine, theirs in zip(every[0], other, strict=True):
+                    merge(mine, theirs)
+            dim %= len(every[0]) + 1
+            return (*every[0][:dim], fixed(len(every)), *every[0][dim:])
+        every = [self.known(t) for t in tensors if t.numel()]
+        dim %= len(every[0])
+        for other in every[1:]:
+            for d, (mine, theirs) in enumerate(zip(every[0], other, strict=True)):
+                if d != dim:
+                    merge(mine, theirs)
+        beside = together([labels[dim] for labels in every])
+        return (*every[0][:dim], beside, *every[0][dim + 1 :])
+
+    def _pairwise(self, args: Any, biased: bool) -> Labels:
+        """A product of two results, such as queries and keys: what they are multiplied over stays
+        whole, as attention's scale depends on it."""
+        x, y = (self.known(t) for t in (args[1:3] if biased else args[:2]))
+        merge(x[0], y[0])
+        merge(x[2], y[1])
+        fix(x[2])
+        return (x[0], x[1], y[2])
+
+    def _attention(self, query: Labels, key: Labels, value: Labels) -> Labels:
+        """Heads may be left out; their sizes stay (see `_pairwise`), and so do positions."""
+        for q, k, v in zip(query[:-2], key[:-2], value[:-2], strict=True):
+            merge(q, k)
+            merge(k, v)
+        merge(query[-1], key[-1])
+        fix(query[-1])
+        fix(value[-1])
+        merge(key[-2], value[-2])
+        return (*query[:-1], value[-1])
+
+    def _looked_up(self, tensors: list[Tensor]) -> Labels:
+        table, at = (self.known(t) for t in tensors[:2])
+        fix(table[0])
+        self._note(self._owner(tensors[0]), (), table[1])
+        return (*at, table[1])
 
     def _pointwise(self, tensors: list[Tensor], out: Tensor) -> Labels:
         """Dimensions that meet are the same; those of size one are spread."""
@@ -284,11 +509,11 @@ class _Tracer(TorchDispatchMode):
         return tuple(labels)
 
     def _reduced(self, x: Labels, args: Any, kwargs: Any, out: Tensor) -> Labels | None:
-        dims = args[1] if len(args) > 1 else None
-        if not isinstance(dims, int | list | tuple):
+        dims = args[1] if len(args) > 1 else kwargs.get("dim", range(len(x)))
+        if not isinstance(dims, int | list | tuple | range):
             return None
         gone = {d % len(x) for d in ([dims] if isinstance(dims, int) else dims)}
-        if any(not a.fixed for d in gone for a in resolve(x[d])):
+        if any(is_free(x[d]) for d in gone):
             return None  # over the channels themselves
         keeps = out.dim() == len(x)
         return tuple(

@@ -30,7 +30,7 @@ Rounding = Literal["ceil", "floor"]
 @dataclass(frozen=True)
 class Width(Select):
     """⌈r·m⌉ of the m channels of every group; `scaler` multiplies by 1/r what hidden layers give in
-    training; `measures` notes the gradient that a choice leaves out, on the client's own data."""
+    training; `measures` notes how far gradients and updates are from the whole model's."""
 
     rounding: Rounding = "ceil"
     scaler: bool = False
@@ -51,14 +51,8 @@ class Width(Select):
             build=partial(channels.build, counts, scale),
             channels=channels.narrow(counts) if self.nested else None,
             samples=self.looked_at(ask),
-            gap=self._gap(ask, channels, keep) if self.measures else None,
+            held=partial(channels.build, counts, scale, always=True) if scale != 1 else None,
         )
-
-    def _gap(self, ask: Ask, channels: Channels, keep: Sequence[np.ndarray]) -> float:
-        """Σ|g − g_sub|: what the channels that were not chosen would have had of the gradient."""
-        assert ask.data is not None
-        found = gradients(ask.load(), channels, ask.data("train"))
-        return float(sum(g.sum() - g[k].sum() for g, k in zip(found, keep, strict=True)))
 
     def looked_at(self, ask: Ask) -> int:
         """How many samples the client ran through the whole model."""
@@ -77,7 +71,7 @@ class Width(Select):
         try:
             with torch.no_grad():
                 logits = smaller(blank(smaller, shape, 2))
-        except (RuntimeError, ValueError) as e:
+        except (RuntimeError, ValueError, AssertionError, IndexError) as e:
             reason = str(e).splitlines()[0]
             raise too_rigid(module, f"a share of {capacity:g}", reason) from None
         if len(logits) != 2 or logits.dim() != 2:
@@ -154,15 +148,15 @@ class ByGradient(Width):
 
     `spl` takes those that the client's last sub-model labels correctly (any, where there are none),
     `csl` takes any, with that model's predictions as labels. The global model stands in for that of
-    a client that sent none yet.
+    a client that sent none yet. That sub-model is asked as it was trained, with its scaler.
     """
 
     labels: Literal["spl", "csl"] = "spl"
-    samples: int = 128
+    samples: int | None = 128  # None: all that are public
 
     @property
     def public_samples(self) -> int:  # type: ignore[override]
-        return self.samples
+        return self.samples or 0
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
@@ -194,7 +188,9 @@ class ByGradient(Width):
             module = ask.layout.load(ask.module, row)
         else:
             kept = channels.kept(ask.layout, ask.last.index)
-            module = channels.build([len(k) for k in kept])
+            _, scale = self.narrowed(channels, ask.capacity)
+            module = channels.build([len(k) for k in kept], scale, always=True)
+            module.to(ask.module_device)
             Layout.of(module, ask.layout.extras).load(module, ask.last.row)
         settle(module, x.split(AT_ONCE), every=True)
         with torch.no_grad():

@@ -1,13 +1,14 @@
 """S2's comparisons of sub-models: which channels a weak client should train.
 
-All of them share one federation (S2 tables 3.3 and 4.1): 100 clients, a tenth a round, two passes
-over the local data, SGD with momentum, cropped images, static batch norm, the masked loss and the
-scaler. High and low heterogeneity are two and four classes a client. S2's EMNIST has ten digits;
-MNIST stands in for it and is called so.
+All of them share one federation (S2 tables 3.3 and 4.1): 100 clients, a tenth a round, as many of
+each capacity, two passes over the local data, SGD with momentum, cropped images, static batch norm,
+the masked loss and the scaler. High and low heterogeneity are two and four classes a client. S2's
+EMNIST has ten digits; MNIST stands in for it and is called so.
 
 `quick` is a network of a quarter of the channels, 20 local batches a round and 200 rounds; `full`
 is the source's. `source` has the source's constants, `tuned` a learning rate at which the networks
-move (the methods' presets of these names).
+move (the methods' presets of these names). All images are trained on: what is scored is the common
+test set.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from fedloom.experiment.study import (
     Table,
     spread,
 )
+from fedloom.methods.submodels import DEPTHS
 
 LABELS = {
     "heterofl": "HeteroFL",
@@ -99,14 +101,18 @@ class _S2(Study):
             "model": "resnet18" if ask.data == "cifar10" else "conv4",
             "rounds": rounds,
             "eval_every": max(rounds // 10, 2),
-            "eval_clients": 0 if quick else 1000,
+            "eval_clients": 0,
+            "test_share": 0.0,
             "partition": SKEWS["high"],
         }
+        if ask.data == "mnist" and quick:
+            settings["data_options"] = {"size": 28}
         if quick:
-            settings["steps"] = 20
+            settings |= {"steps": 20, "static_samples": 5000}
             options |= {"width": 16} if ask.data == "cifar10" else {"channels": [16, 32, 64, 128]}
         if ask.data == "digits":
-            settings |= {"clients": 20, "steps": 4, "augment": "crop:1"}
+            settings |= {"clients": 20, "steps": 4, "augment": "crop:1", "participation": 0.5,
+                         "data_options": {"size": 8}}  # fmt: skip
             options["channels"] = [8, 8, 16, 16]
         if method.startswith("fedgse"):
             settings["public"] = "share:0.1" if ask.data == "digits" else "share:0.01"
@@ -129,20 +135,27 @@ class _S2(Study):
 class _Methods(_S2):
     """All methods in one population, with high and low heterogeneity.
 
-    The source does not say how deep DepthFL's clients go; it has two rows, for a depth that costs
-    r² of the parameters, as width r does, and for a share r of the blocks.
+    S2's DepthFL has a quarter of the clients at each depth, whatever the population; its second row
+    is for the deepest prefix that a client of the population can pay for with r² of the parameters,
+    as width r costs.
     """
 
     capacities: str
-    labels: ClassVar[Mapping[str, str]] = {**LABELS, "depthfl-blocks": "DepthFL, r of the blocks"}
+    labels: ClassVar[Mapping[str, str]] = {
+        **LABELS,
+        "depthfl": "DepthFL, a quarter at each depth",
+        "depthfl-budget": "DepthFL, depth by capacity",
+    }
 
     def cells(self, ask: Ask) -> list[Cell]:
         out = []
         for skew, partition in SKEWS.items():
-            settings = {"partition": partition, "capacities": self.capacities}
-            out += [self._cell(ask, f"{m}-{skew}", m, **settings) for m in LABELS]
-            settings["budget"] = "blocks"
-            out.append(self._cell(ask, f"depthfl-blocks-{skew}", "depthfl", **settings))
+            settings: dict[str, Any] = {"partition": partition, "capacities": self.capacities}
+            for method in LABELS:
+                mine = {**settings, "capacities": DEPTHS} if method == "depthfl" else settings
+                out.append(self._cell(ask, f"{method}-{skew}", method, **mine))
+            settings["budget"] = "parameters"
+            out.append(self._cell(ask, f"depthfl-budget-{skew}", "depthfl", **settings))
         return out
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
@@ -156,7 +169,20 @@ class _Methods(_S2):
         heads = ["method", "high heterogeneity", "low heterogeneity",
                  f"source's {theirs}: high", "low"]  # fmt: skip
         scores = Table(f"Common test set (%), {self.capacities}: {self._title(ask)}", heads, rows)
-        return [scores, self._costs(results)]
+        return [scores, self._margins(results), self._costs(results), self._by_capacity(results)]
+
+    def _margins(self, results: Results) -> Table:
+        """How far the method that S2 puts first is ahead of each other one, seed by seed."""
+        best = "feddse" if self.capacities == "low-quality" else "fedgse-csl"
+        rows = []
+        for method, label in self.labels.items():
+            if method == best:
+                continue
+            ahead = [_ahead(results.get(f"{best}-{skew}", ()), results.get(f"{method}-{skew}", ()))
+                     for skew in SKEWS]  # fmt: skip
+            rows.append([label, *ahead])
+        heads = [f"{LABELS[best]} is ahead of", "high heterogeneity", "low heterogeneity"]
+        return Table("Points ahead, and in how many of the seeds", heads, rows)
 
     def _costs(self, results: Results) -> Table:
         rows = []
@@ -169,7 +195,20 @@ class _Methods(_S2):
                              f"{mean['bytes_up'] / 1e3:.0f} kB",
                              f"{mean['bytes_down'] / 1e3:.0f} kB"])  # fmt: skip
         heads = ["method", "values trained", "MACs a round", "memory", "up", "down"]
-        return Table("What a device pays a round, mean of the five capacities", heads, rows)
+        return Table("What a device pays a round, mean of the capacities", heads, rows)
+
+    def _by_capacity(self, results: Results) -> Table:
+        """What a device of each capacity pays, for width (HeteroFL's), width chosen on the device
+        (FedDSE's) and depth."""
+        rows = []
+        for method in ("heterofl", "feddse", "depthfl"):
+            for run in results.get(f"{method}-high", ())[:1]:
+                for capacity, paid in run.devices.iterrows():
+                    rows.append([self.labels[method], f"{capacity:g}",
+                                 f"{paid['parameters'] / 1e3:.1f} k", f"{paid['macs'] / 1e9:.3f} G",
+                                 f"{paid['memory'] / 1e6:.2f} MB"])  # fmt: skip
+        heads = ["method", "capacity", "values trained", "MACs a round", "memory"]
+        return Table("What a device pays a round, by its capacity", heads, rows)
 
     def pictures(self, ask: Ask, results: Results) -> Figures:
         out = []
@@ -233,6 +272,7 @@ class _Sweep(_S2):
     x: str
     METHODS: Sequence[str]
     VALUES: Sequence[float]
+    skews: ClassVar[Mapping[str, str]] = SKEWS
 
     def settings_at(self, method: str, value: float) -> dict[str, Any]:
         raise NotImplementedError
@@ -243,47 +283,64 @@ class _Sweep(_S2):
 
     def cells(self, ask: Ask) -> list[Cell]:
         return [
-            self._cell(ask, f"{method}-{value:g}", method.partition("@")[0],
-                       **self.settings_at(method, value))
+            self._cell(ask, f"{method}-{skew}-{value:g}", method.partition("@")[0],
+                       **{"partition": partition, **self.settings_at(method, value)})
+            for skew, partition in self.skews.items()
             for value in self.VALUES
             for method in self.METHODS
         ]  # fmt: skip
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
-        rows = [
-            [self.label(m), *(_accuracy(results.get(f"{m}-{v:g}", ())) for v in self.VALUES)]
-            for m in self.METHODS
-        ]
         heads = [f"method; {self.x}", *(self.value(v) for v in self.VALUES)]
-        return [Table(f"Common test set (%): {self._title(ask)}", heads, rows)]
+        return [
+            Table(
+                f"Common test set (%){self._of(skew)}: {self._title(ask)}",
+                heads,
+                [
+                    [
+                        self.label(m),
+                        *(_accuracy(results.get(f"{m}-{skew}-{v:g}", ())) for v in self.VALUES),
+                    ]
+                    for m in self.METHODS
+                ],
+            )
+            for skew in self.skews
+        ]
+
+    def _of(self, skew: str) -> str:
+        return f", {skew} heterogeneity" if len(self.skews) > 1 else ""
 
     def value(self, value: float) -> str:
         return f"{value:g}"
 
     def pictures(self, ask: Ask, results: Results) -> Figures:
-        curves: dict[str, list[pd.DataFrame]] = {}
-        for method in self.METHODS:
-            frames = []
-            for seed in range(ask.seeds):
-                points = [
-                    (value, runs[seed].summary["test_accuracy"])
-                    for value in self.VALUES
-                    if len(runs := results.get(f"{method}-{value:g}", ())) > seed
-                ]
-                if points:
-                    frames.append(pd.DataFrame(points, columns=[self.x, "test_accuracy"]))
-            if frames:
-                curves[self.label(method)] = frames
-        if not curves:
-            return []
-        return [Picture("sweep", self.title, {"test_accuracy": ask.data}, curves, x=self.x)]
+        out = []
+        for skew in self.skews:
+            curves: dict[str, list[pd.DataFrame]] = {}
+            for method in self.METHODS:
+                frames = []
+                for seed in range(ask.seeds):
+                    points = [
+                        (value, runs[seed].summary["test_accuracy"])
+                        for value in self.VALUES
+                        if len(runs := results.get(f"{method}-{skew}-{value:g}", ())) > seed
+                    ]
+                    if points:
+                        frames.append(pd.DataFrame(points, columns=[self.x, "test_accuracy"]))
+                if frames:
+                    curves[self.label(method)] = frames
+            if curves:
+                title = f"{self.title}{self._of(skew)}"
+                panels = {"test_accuracy": ask.data}
+                out.append(Picture(f"sweep-{skew}", title, panels, curves, x=self.x))
+        return out
 
 
 class S2Rho(_Sweep):
     name = "s2-rho"
     title = "Accuracy against the share of strong clients (S2 figures 3.6, 4.5)"
     x = "ρ"
-    VALUES = (0.0, 0.25, 0.5, 0.75, 1.0)
+    VALUES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     _PAIRS: Mapping[str, tuple[float, Sequence[str]]] = {
         "half": (0.5, ("heterofl", "federated-dropout", "fedrolex", "feddse")),
         "whole": (1.0, ("heterofl", "federated-dropout", "fedrolex", "fedgse-csl")),
@@ -305,6 +362,7 @@ class S2Classes(_Sweep):
     x = "classes per client"
     METHODS = BOTH
     VALUES = (2, 4, 6, 8, 10)
+    skews: ClassVar = {"any": "classes:2"}
 
     def settings_at(self, method: str, value: float) -> dict[str, Any]:
         return {"partition": f"classes:{value:g}", "capacities": method.partition("@")[2]}
@@ -326,18 +384,27 @@ class S2Samples(_Sweep):
     title = "Accuracy against samples that sub-models are chosen by (S2 tables 3.7, 4.5)"
     x = "samples"
     METHODS = ("feddse@low-quality", "fedgse-csl@high-quality", "fedgse-spl@high-quality")
-    VALUES = (64, 128, 256, 512)
+    VALUES = (64, 128, 256, 512, np.inf)
 
     def settings_at(self, method: str, value: float) -> dict[str, Any]:
-        return {"samples": int(value), "capacities": method.partition("@")[2]}
+        some = None if np.isinf(value) else int(value)
+        return {"samples": some, "capacities": method.partition("@")[2]}
+
+    def value(self, value: float) -> str:
+        return "all" if np.isinf(value) else f"{value:g}"
 
 
 class S2Gap(_S2):
-    """How much of the gradient sub-models leave out, added up over 100 rounds."""
+    """How far sub-models' gradients and updates are from the whole model's: S2's theorem 1 and
+    figure 4.3. The means over a round's clients are added up over rounds."""
 
     name = "s2-gradient-gap"
-    title = "The gradient that sub-models leave out (S2 figure 4.8)"
+    title = "Sub-models against the whole model: gradients and updates (S2 theorem 1, figure 4.3)"
     METHODS = ("federated-dropout", "fedrolex", "heterofl", "feddse", "fedgse-csl", "fedgse-spl")
+    GAPS: ClassVar[Mapping[str, str]] = {
+        "gradient_gap": "‖∇f(w) − ∇f(w_sub)‖ before training",
+        "update_gap": "‖Δw − Δw_sub‖ after training",
+    }
 
     def cells(self, ask: Ask) -> list[Cell]:
         rounds = 6 if ask.data == "digits" else 100
@@ -348,25 +415,34 @@ class S2Gap(_S2):
         ]  # fmt: skip
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
-        rows = []
-        for method in self.METHODS:
-            runs = results.get(method, ())
-            gaps = [float(r.rounds["gap"].sum()) for r in runs]
-            rows.append([LABELS[method], spread(gaps), _accuracy(runs)])
-        heads = ["method", "Σ|g − g_sub| over all rounds", "test accuracy (%)"]
+        rounds = int(self.cells(ask)[0].settings["rounds"])
+        at = sorted({max(rounds * i // 5, 1) for i in range(1, 6)})
+        out = []
+        for gap, what in self.GAPS.items():
+            rows = []
+            for method in self.METHODS:
+                sums = [_added_up(run, gap) for run in results.get(method, ())]
+                each = [spread([float(s.loc[t]) for s in sums]) for t in at]
+                rows.append([LABELS[method], *each, _accuracy(results.get(method, ()))])
+            heads = ["method", *(f"up to round {t}" for t in at), "test accuracy (%)"]
+            title = f"{what}, added up: {self._title(ask)}"
+            out.append(Table(title, heads, rows))
+        return out
+
+    def _title(self, ask: Ask) -> str:
         rounds = self.cells(ask)[0].settings["rounds"]
-        title = (
-            f"Gradient left out on the clients' own data: {ask.data}, {rounds} rounds, {ask.over}"
-        )
-        return [Table(title, heads, rows)]
+        return f"{ask.data}, {rounds} rounds, {ask.preset} constants, {ask.over}"
 
     def pictures(self, ask: Ask, results: Results) -> Figures:
         from fedloom.report.submodel_plots import plot_gaps
 
         curves = {
-            LABELS[m]: [r.rounds.set_index("round")["gap"].fillna(0).cumsum() for r in results[m]]
-            for m in self.METHODS
-            if m in results
+            what: {
+                LABELS[m]: [_added_up(run, gap) for run in results[m]]
+                for m in self.METHODS
+                if m in results
+            }
+            for gap, what in self.GAPS.items()
         }
         return [Drawn("gaps", self.title, lambda: plot_gaps(curves))]
 
@@ -435,6 +511,24 @@ def _overlap(layer: np.ndarray, client: int) -> float:
     top = [set(np.argsort(-h)[:half]) for h in layer]
     others = [len(top[client] & top[k]) / half for k in range(len(layer)) if k != client]
     return float(np.mean(others))
+
+
+def _added_up(run: Result, gap: str) -> pd.Series:
+    """By round; rounds in which nobody measured (all were strong) add nothing."""
+    return run.rounds.set_index("round")[gap].fillna(0).cumsum()
+
+
+def _ahead(mine: Sequence[Result], others: Sequence[Result]) -> str:
+    """The mean difference over seeds that both have, and how often it is above 0."""
+    by_seed = {run.config["seed"]: run.summary["test_accuracy"] for run in others}
+    apart = [
+        100 * (run.summary["test_accuracy"] - by_seed[run.config["seed"]])
+        for run in mine
+        if run.config["seed"] in by_seed
+    ]
+    if not apart:
+        return "–"
+    return f"{spread(apart, sign='+')} ({sum(d > 0 for d in apart)} of {len(apart)})"
 
 
 def _accuracy(runs: Iterable[Result]) -> str:
