@@ -6,7 +6,6 @@ import platform
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,11 +278,11 @@ def _made(runs: Sequence[Result]) -> dict[str, str]:
     times = [
         run.store.rounds_file.stat().st_mtime for run in runs if run.store.rounds_file.exists()
     ]
-    day = partial(datetime.strftime, format="%Y-%m-%d %H:%M")
+    ended = f"{datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}" if times else "–"
     folders = sorted({str(run.path) for run in runs})
     shown = folders if len(folders) <= 12 else [*folders[:12], f"and {len(folders) - 12} more"]
     return {
-        "runs ended": day(datetime.fromtimestamp(max(times))) if times else "–",
+        "runs ended": ended,
         "fedloom": fedloom.__version__,
         "python, torch (of this report)": f"{platform.python_version()}, {torch.__version__}",
         "run folders": ", ".join(shown),
