@@ -141,7 +141,7 @@ def test_yaml_that_no_constructor_takes_is_no_yaml(tmp_path, text):
 @pytest.mark.parametrize(
     ("methods", "more", "why"),
     [
-        ([("fedprox", {"mu": 0.1})], {}, "is not a method: give a name"),
+        ([("fedprox", 0.1)], {}, "is not a method"),
         ([int], {}, "is not a method"),
         ("fedavg", {}, "as a list"),
         (5, {}, "as a list"),

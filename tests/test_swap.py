@@ -11,6 +11,8 @@ from torch import nn
 import fedloom
 from fedloom.data.public import PublicSet
 from fedloom.errors import FedloomError
+from fedloom.experiment.config import make_config
+from fedloom.experiment.plugins import method_class
 from fedloom.layout import Layout
 from fedloom.method import Method
 from fedloom.mix import (
@@ -590,3 +592,11 @@ def test_a_run_that_fails_at_once_leaves_its_directory_free(in_tmp):
         fedloom.run("fedswap:partner=min,layers=foo", **settings)
     assert not (in_tmp / "a").exists()
     assert len(fedloom.run("fedswap:partner=min,layers=out", **settings).rounds) == 2
+
+
+def test_a_default_draw_is_large_enough_for_a_pair():
+    """A fifth of four clients is one; a share that was asked for is refused instead."""
+    cls = method_class("fedswap")
+    assert make_config({"clients": 4}, cls)[0].participants == 2
+    assert make_config({"clients": 20}, cls)[0].participants == 4
+    assert make_config({"clients": 4, "participation": 0.25}, cls)[0].participants == 1

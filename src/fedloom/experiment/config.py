@@ -65,6 +65,8 @@ def make_config(
     resolved: dict[str, Any] = {"score_on": method_.adapt.on(config.score_on).score_on}
     if "draw" not in settings and config.draw != "uniform" and idle_draw(config, method_):
         resolved["draw"] = "uniform"  # a preset's, where the run's own settings leave no choice
+    if "participation" not in given and config.participants < method_.mix.fewest:
+        resolved["participation"] = float(min(method_.mix.fewest, config.clients))
     if config.validation_share is None:
         validates = "validation" in (method_.mix.validates, config.score_on)
         resolved["validation_share"] = VALIDATION_SHARE if validates else 0.0
