@@ -12,9 +12,11 @@ $(STAMP): pyproject.toml constraints.txt src/fedloom/native/kernels.cpp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: $(STAMP)  ## compare four methods on the bundled digits; report in runs/demo
-	$(BIN)/fedloom compare centralised local fedavg fedprox --data digits --clients 20 \
-		--partition dirichlet:0.3 --rounds 30 --seeds 3 --out runs/demo --overwrite
+demo: $(STAMP)  ## compare a method of each family on the bundled digits; report in runs/demo
+	$(BIN)/fedloom compare fedavg fedper fedmeta-per-maml@alpha=0.1,optimiser=adam,lr=0.03 \
+		fedrolex@capacities=1:0.5,0.25:0.5 fedswap feddom@topology=waypoint,area=300 \
+		--data digits --clients 20 --partition classes:3 --participation 1 --test-share 0.4 \
+		--rounds 40 --seeds 3 --out runs/demo --overwrite
 
 test: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
