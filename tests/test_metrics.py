@@ -166,7 +166,7 @@ def test_a_row_of_s1s_tables_by_hand():
         Ran(majority=0.5, new_majority=0.6,
             **{f"before_{n}": x for n, x in zip(names, v, strict=True)},
             **{f"new_before_{n}": x / 2 for n, x in zip(names, v, strict=True)},
-            **{n: 0.9 for n in names}, **{f"new_{n}": 0.9 for n in names})
+            **dict.fromkeys(names, 0.9), **{f"new_{n}": 0.9 for n in names})
         for v in seeds
     ]  # fmt: skip
     ask = Ask("mnist", "source", seeds=2)
