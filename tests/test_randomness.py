@@ -115,9 +115,10 @@ def test_every_pass_is_shuffled_anew():
 
 def test_inner_batches_are_drawn_anew_for_every_meta_step():
     budget, sizes = Budget(batch=5), {SUPPORT: 20, QUERY: 10}
-    first, second = MAML(0.1).plan(sizes, budget, np.random.default_rng(0))
+    rule = MAML(0.1, outer="batch")
+    first, second = rule.plan(sizes, budget, np.random.default_rng(0))
     assert first[SUPPORT].tolist() != second[SUPPORT].tolist()
-    (twice, _) = MAML(0.1, inner_steps=8).plan(sizes, budget, np.random.default_rng(0))
+    (twice,) = MAML(0.1, inner_steps=8).plan(sizes, budget, np.random.default_rng(0))
     assert sorted(twice[SUPPORT][:4].ravel()) == sorted(twice[SUPPORT][4:].ravel())
     assert twice[SUPPORT][:4].tolist() != twice[SUPPORT][4:].tolist()
 
