@@ -149,8 +149,9 @@ def test_a_users_model_is_measured_on_training_data_alone(quick, monkeypatch):
     config, _ = make_config(result.config, find("heterofl"))
     federation = make_federation(config, load_dataset(config))
     known = np.concatenate([federation.indices(c, "train") for c in range(6)])
-    assert len(read) == 3  # the common test set, clients, newcomers
-    assert all(some == known.tolist() for some in read)
+    own = [federation.indices(c, "train").tolist() for c in range(6)]
+    # The common test set, clients, each one's sub-model, newcomers.
+    assert read == [known.tolist(), known.tolist(), *own, known.tolist()]
     model = result.model(factory=WithNorm)
     data = federation.dataset
     source = Source(data.x, data.y, data.mean, data.std, torch.device("cpu"))
