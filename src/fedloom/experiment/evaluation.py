@@ -206,6 +206,8 @@ class Evaluation:
         sizes = [x.federation.size(int(c), "train") for c in clients]
         table.insert(2, "train_samples", sizes)
         table.insert(3, "main_class", held.argmax(1))
+        if x.federation.partition.names:
+            table.insert(1, "name", [x.federation.name(int(c)) for c in clients])
         return table
 
     def _adapting(self, t: int) -> Adapting:

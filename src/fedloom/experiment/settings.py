@@ -64,10 +64,23 @@ class Config(Options):
         None, description="constants under a name that the method knows, such as source or tuned"
     )
 
-    data: str = Field("digits", description="data set name, .npz file or folder of images")
-    data_options: dict[str, Any] = Field({}, description="options of the data set")
-    clients: int = Field(50, ge=1, le=10**9, description="number of registered clients")
-    partition: str = Field("dirichlet:0.5", description="who holds what")
+    data: str = Field(
+        "digits",
+        description="data set name, .csv, .parquet or .npz file, folder of images, "
+        "LEAF's JSON, or sites:DIR with a file or folder for every site",
+    )
+    data_options: dict[str, Any] = Field(
+        {}, description="options of the data set, such as label=COLUMN of a table"
+    )
+    clients: int = Field(
+        50,
+        ge=1,
+        le=10**9,
+        description="number of registered clients; unless given, as many as the partition names",
+    )
+    partition: str = Field(
+        "dirichlet:0.5", description="who holds what; by:COLUMN of the data: each user is a client"
+    )
     pool: bool = Field(False, description="pool the train and test files before dealing (S1)")
     test_share: float = Field(
         0.2, ge=0, lt=1, description="each client's share held out for its score"

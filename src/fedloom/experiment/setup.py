@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset
 from fedloom.data.images import chunks, noun, unit_of
-from fedloom.data.partition import Partition
+from fedloom.data.partition import Partition, by_column
 from fedloom.data.public import PublicSet, public_set
 from fedloom.data.split import Federation, check_options, federate
 from fedloom.engine import Engine, Setting, make_engine
@@ -194,7 +194,10 @@ def load_dataset(config: Config, data: Any = None) -> Dataset:
     options = dict(config.data_options)
     if config.data == "synthetic" and data is None:
         options.setdefault("samples", max(20_000, 20 * config.clients))
-    return load(config.data if data is None else data, options=options)
+    if isinstance(data, Dataset) and config.data != "custom":
+        return data  # that of the config, loaded already
+    source = config.data if data is None else data
+    return load(source, options=options, by=by_column(config.partition))
 
 
 def make_federation(
