@@ -52,9 +52,7 @@ def table(in_tmp):
 
 
 def test_a_table_by_user_has_its_users_for_clients(table, call):
-    code, shown = call(
-        "run", "local", *table, "--participation", 1, "--rounds", 1, "--out", "r", "--quiet"
-    )
+    code, shown = call("run", "local", *table, "--participation", 1, "--rounds", 1, "--out", "r")
     assert code == 0, shown
     run = fedloom.load("r")
     assert run.config["clients"] == 3

@@ -441,6 +441,34 @@ def score(
 
 
 @app.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Ends in .safetensors or .pt (a state_dict), .ts (TorchScript) or .onnx; with "
+            "{client} in it, a file for every client.",
+        ),
+    ],
+    client: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--client", help="Whose model: a client's name or number; none: the shared."),
+    ] = None,
+    trust: Trust = None,
+) -> None:
+    """Write a run's model for use elsewhere, with class names and normalisation."""
+    from fedloom.experiment.result import Result
+
+    _trust(trust)
+    result = Result(path)
+    number = client is not None and client not in result.names and client.isdigit()
+    for file in result.export(out, int(client) if client and number else client):
+        print(f"Model: {file}")
+
+
+@app.command()
 def show(
     paths: Annotated[
         list[Path],

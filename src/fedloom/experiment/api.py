@@ -61,7 +61,8 @@ def run(
     The run is written to `out` (default: a new directory under `runs/`); with `resume` it goes on
     from its last whole round, as the same experiment. `fork` (a run's directory, or
     `"DIRECTORY@ROUND"`) starts a new run from the checkpoint of another, with its settings and
-    those given. `lenient` lets a method pass over settings that its definition fixes.
+    those given. `init` is what weights start from: a state_dict, a module, a run or a file.
+    `lenient` lets a method pass over settings that its definition fixes.
     """
     check_flags(out, resume, overwrite)
     for given in (method, model):
@@ -196,7 +197,7 @@ class _Plan:
     config: Config
     options: MethodOptions
     given: frozenset[str]
-    objects: dict[str, Any]  # data, model, partition
+    objects: dict[str, Any]  # data, model, partition, init
 
 
 def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result:
@@ -329,6 +330,11 @@ def _plan_fork(
     origin: Origin, method: MethodLike | None, settings: Mapping[str, Any], *, lenient: bool
 ) -> _Plan:
     """What was asked for over the settings of the run that is forked."""
+    if settings.get("init") is not None:
+        raise FedloomError(
+            "A fork starts from the weights of the run that it forks, so init would do nothing. "
+            "Leave one of them out."
+        )
     if settings.get("preset") is not None:
         raise FedloomError(
             "A fork has all settings of the run that it starts from, so a preset would do nothing. "
@@ -386,7 +392,7 @@ def _named_clients(
 def planned(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> _Plan:
     given = {k: v for k, v in settings.items() if k not in ("data", "model") or v is not None}
     objects = {}
-    for key in ("data", "model", "partition", "fork"):
+    for key in ("data", "model", "partition", "init", "fork"):
         value = given.get(key)
         if isinstance(value, Path):
             given[key] = f"file:{value}" if key == "partition" else str(value)

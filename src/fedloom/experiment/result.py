@@ -213,6 +213,23 @@ class Result:
             self._measure(module, client, submodels)
         return module.eval()
 
+    def export(
+        self,
+        path: str | Path,
+        client: int | str | None = None,
+        factory: Factory | None = None,
+    ) -> list[Path]:
+        """Write the model for use elsewhere: the shared one, a client's, or, with {client} in the
+        path, one file for every client.
+
+        The ending says the form: `.safetensors` and `.pt` are a plain state_dict; `.ts`
+        (TorchScript) and `.onnx` (with the extra `onnx`) take data in its own units and normalise
+        it themselves. Class names, scale and shape are in a .json file beside it.
+        """
+        from fedloom.experiment.export import export
+
+        return export(self, path, client, factory)
+
     def _number(self, client: int | str) -> int:
         """The number of a client that is given by number or name."""
         if isinstance(client, str) and client in self.names:

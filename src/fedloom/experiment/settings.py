@@ -196,6 +196,11 @@ class Config(Options):
         description="RUN or RUN@ROUND: start a new run from that run's last checkpoint (or that of "
         "a round), with its settings and those given",
     )
+    init: str | None = Field(
+        None,
+        description="weights to start from: a run's directory, or a state_dict in a .safetensors "
+        "or .pt file; none: random, by the seed",
+    )
     seed: int = Field(0, ge=0, description="names every random stream of the run")
     score_on: Literal["auto", "test", "query"] = Field(
         "auto",

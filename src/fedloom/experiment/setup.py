@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -278,6 +279,7 @@ def prepare(
     data: Any = None,
     model: Factory | None = None,
     partition: Partition | None = None,
+    init: Any = None,
     options: MethodOptions | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> Experiment:
@@ -287,11 +289,14 @@ def prepare(
     is what the checkpoint says of itself that the run goes on from.
     """
     _check_given(config, data=data, model=model, partition=partition)
+    if before is None or method.mix.home == "node":  # how alike models are is told from the start
+        _check_given(config, init=init)
     method = checked(config, method)
     device = _device(config)
     dealt = _deal(config, method, data, partition)
     factory = model or model_factory(config.model)
-    built = _build(config, method, dealt, factory)
+    start = _weights(config, init, factory)
+    built = _build(config, method, dealt, factory, start)
     sizes = Sizes(built.layout, dealt.dataset.n_classes, dealt.public_size)
     plan = Plan.of(method, sizes, _remembered(config))
     known = None if before is None else before.get("kernels", "torch")
@@ -320,6 +325,8 @@ def prepare(
         "std": list(dataset.std),
         "unit": int(unit_of(dataset.x.dtype)),
         "tokens": built.tokens,
+        "features": list(dataset.features),
+        "init": None if start is None else f"{config.init} ({_sum(built.row)})",
         "kernels": kernels,
         "settings": settings_of(config),
         **fingerprints(
@@ -428,8 +435,28 @@ def _check_drawn(config: Config, federation: Federation) -> None:
         )
 
 
-def _build(config: Config, method: Method, dealt: _Dealt, factory: str | Factory) -> _Built:
-    """Build the model and try it; public images are laid out as it takes them."""
+def _weights(config: Config, init: Any, factory: str | Factory) -> Mapping[str, Tensor] | None:
+    """What the model starts from, unless it is the seed's random values."""
+    if config.init is None or (config.init == "custom" and init is None):
+        return None
+    from fedloom.experiment.begin import weights
+
+    return weights(config.init if init is None else init, factory)
+
+
+def _sum(row: Tensor) -> str:
+    return f"{zlib.crc32(row.numpy().tobytes()):08x}"
+
+
+def _build(
+    config: Config,
+    method: Method,
+    dealt: _Dealt,
+    factory: str | Factory,
+    state: Mapping[str, Tensor] | None = None,
+) -> _Built:
+    """Build the model, which starts from `state`, and try it; public images are laid out as it
+    takes them."""
     dataset, capacities = dealt.dataset, dealt.capacities
     shape, classes = dataset.shape, dataset.n_classes
     options = _model_options(config, method)
@@ -438,6 +465,10 @@ def _build(config: Config, method: Method, dealt: _Dealt, factory: str | Factory
     if fitted:
         options |= fitted
         make = partial(build, factory, shape, classes, config.seed, options)
+    if state is not None:
+        from fedloom.experiment.begin import begun
+
+        make = partial(begun, make, state, f"init={config.init}")
     module = make()
     layout = Layout.of(module, method.local.extras)
     row = layout.flatten(module, method.local.extras)
