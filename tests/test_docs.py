@@ -89,10 +89,12 @@ def call(in_tmp, monkeypatch, capsys):
 
     def run(words):
         monkeypatch.setattr(sys, "argv", ["fedloom", *words])
+        code = 0
         try:
             main()
         except SystemExit as e:
-            assert not e.code, (words, capsys.readouterr().err)
+            code = e.code
+        assert not code, (words, capsys.readouterr().err)
 
     return run
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedloom.data.raw import Raw
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq")
+_LEAF_HEAD = 4096  # bytes, in which a file of LEAF's speaks of users
 _LABELS_FILE = "labels.csv"
 _FILE_COLUMNS = ("file", "filename", "file_name", "image", "path", "name")
 
@@ -35,7 +36,13 @@ def is_leaf(path: Path) -> bool:
     """Whether there are LEAF's files: a .json, or a folder of them, or of train and test."""
     if path.is_file():
         return path.suffix == ".json"
-    return any(any(folder.glob("*.json")) for folder in (path, path / "train") if folder.is_dir())
+    folders = [folder for folder in (path, path / "train") if folder.is_dir()]
+    return any(_begins_as_leaf(file) for folder in folders for file in folder.glob("*.json"))
+
+
+def _begins_as_leaf(file: Path) -> bool:
+    with file.open("rb") as content:
+        return b'"user' in content.read(_LEAF_HEAD)
 
 
 def from_leaf(

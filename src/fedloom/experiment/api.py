@@ -367,10 +367,9 @@ def _deal_by_nature(given: dict[str, Any], objects: Mapping[str, Any]) -> None:
                 "can't be given with it. Leave one of them out."
             )
         given |= {"data": spec, "partition": None}
-    if given.get("partition") is None:
-        column = natural(objects.get("data", given.get("data", "")))
-        if column is not None:
-            given["partition"] = f"by:{column}"
+    if given.get("partition") is None and given.get("data") is not None:
+        column = natural(objects.get("data", given["data"]))
+        given |= {} if column is None else {"partition": f"by:{column}"}
 
 
 def _named_clients(
@@ -378,11 +377,11 @@ def _named_clients(
 ) -> int | None:
     """How many clients there are by the partition, where it says so; data that is loaded to count
     them is kept."""
+    spec = objects.get("partition", given.get("partition"))
+    if spec in (None, "custom") or by_column(spec) is None:
+        return None if spec in (None, "custom") else named_clients(None, spec)
     asked = {**given, "clients": _MOST_CLIENTS}  # whatever participation asks for
     config = make_config(asked, method, lenient=lenient)[0].model_copy(update={"clients": 1})
-    spec = objects.get("partition", config.partition)
-    if spec == "custom" or by_column(spec) is None:
-        return None if spec == "custom" else named_clients(None, spec)
     dataset = load_dataset(config, objects.get("data"))
     if config.data != "custom":
         objects["data"] = dataset

@@ -300,6 +300,8 @@ _READERS = {".json": _read_json, ".csv": _read_csv, ".npz": _read_npz}
 
 def distinct(ids: np.ndarray) -> tuple[tuple[str, ...], IntArray]:
     """The names that occur, numbers in their own order, and the place of each row's among them."""
+    if ids.dtype == object and all(isinstance(value, int) for value in ids.tolist()):
+        ids = ids.astype(np.int64)
     if ids.dtype.kind == "f" and np.isfinite(ids).all() and (ids == np.rint(ids)).all():
         ids = ids.astype(np.int64)  # as tables have whole numbers that were beside empty cells
     if ids.dtype.kind not in "iu":
