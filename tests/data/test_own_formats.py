@@ -33,8 +33,9 @@ def accuracy(run):
 @pytest.fixture
 def learn(quick):
     def run(**settings):
-        more = {"participation": 1.0, "rounds": 15, "lr": 0.5, "clients": None, "eval_every": 15}
-        return quick(**{**more, **settings})
+        more = {"participation": 1.0, "rounds": 15, "lr": 0.5, "eval_every": 15}
+        left_out = {"clients": None, "partition": None}
+        return quick(**{**more, **left_out, **settings})
 
     return run
 

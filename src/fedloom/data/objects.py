@@ -118,7 +118,7 @@ def _torch(given: Any) -> Raw:
         x, y = (np.asarray(tensor) for tensor in tensors)
         return Raw.of({"x": x, "y": y})
     try:
-        pairs: list[Any] = [given[i] for i in range(len(given))]  # type: ignore[arg-type]
+        pairs: list[Any] = [given[i] for i in range(len(given))]
     except (TypeError, NotImplementedError):  # one that is only iterated over
         pairs = list(given)
     if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):

@@ -76,8 +76,10 @@ def from_npz(path: Path, *, test_share: Value = 0.2, seed: Value = 0) -> Dataset
                 f"{path} has the arrays {', '.join(sorted(held)) or 'none'}; it needs x and y, "
                 "and may have x_test and y_test."
             )
-        share, number_ = number("test_share", test_share), integer("seed", seed)
-        return from_arrays(**plain, name=path.stem, test_share=share, seed=number_)
+        return from_arrays(
+            plain["x"], plain["y"], plain.get("x_test"), plain.get("y_test"), name=path.stem,
+            test_share=number("test_share", test_share), seed=integer("seed", seed),
+        )  # fmt: skip
     return _npz(path).dataset(path.stem, label="y", features="x", test_share=test_share, seed=seed)
 
 

@@ -131,7 +131,7 @@ class Raw:
         aside += [SITE] * (SITE in self.columns and SITE not in aside)
         target = self._label(label)
         if split is not None:
-            (column,) = self._names([split], "split")
+            column = self._name(split, "split")
             self.test |= self._is_test(column)
             aside.append(column)
         wide = [n for n in asked or self.columns if n not in (target, *aside) and _is_wide(self[n])]
@@ -146,14 +146,14 @@ class Raw:
         labels = self._labels(target, rows)
         if wide:
             (one,) = seen
-            x, names = _array(one, _picked(self[one], rows), size), []
+            x, names = _array(one, _picked(self[one], rows), size), list[str]()
         else:
             x, names = _encoded(name, {n: self._series(n)[rows] for n in seen})
         cut = int(np.count_nonzero(~self.test[rows]))
-        test = (x[cut:], labels[cut:]) if cut < len(rows) else (None, None)
+        x_test, y_test = (x[cut:], labels[cut:]) if cut < len(rows) else (None, None)
         made = from_arrays(
-            x[:cut], labels[:cut], *test, name=name, test_share=number("test_share", test_share),
-            seed=integer("seed", seed), classes=self.classes.get(target),
+            x[:cut], labels[:cut], x_test, y_test, name=name, classes=self.classes.get(target),
+            test_share=number("test_share", test_share), seed=integer("seed", seed),
         )  # fmt: skip
         kept = [n for n in self.columns if not _is_wide(self[n]) and (n not in seen or n in aside)]
         columns = {n: self._series(n)[rows].to_numpy() for n in kept}
@@ -181,9 +181,14 @@ class Raw:
                 raise unknown(f"column in {option}", word, self.columns)
         return list(dict.fromkeys(found))
 
+    def _name(self, given: Value, option: str) -> str:
+        if str(given) not in self.columns:
+            raise unknown(f"column in {option}", str(given), self.columns)
+        return str(given)
+
     def _label(self, given: Value | None) -> str:
         if given is not None:
-            return self._names([given], "label")[0]
+            return self._name(given, "label")
         lower = {name.lower(): name for name in reversed(self.columns)}
         found = next((lower[word] for word in LABELS if word in lower), None)
         if found is None:

@@ -367,8 +367,10 @@ def _deal_by_nature(given: dict[str, Any], objects: Mapping[str, Any]) -> None:
                 "can't be given with it. Leave one of them out."
             )
         given |= {"data": spec, "partition": None}
-    if given.get("partition") is None and given.get("data") is not None:
-        column = natural(objects.get("data", given["data"]))
+    if given.get("partition") is None:
+        given.pop("partition", None)
+        data = objects.get("data", given.get("data"))
+        column = None if data is None else natural(data)
         given |= {} if column is None else {"partition": f"by:{column}"}
 
 

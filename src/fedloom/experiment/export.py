@@ -41,13 +41,15 @@ class Deployed(nn.Module):
         unit = float(about["unit"])
         # (x / unit - mean) / std as one product and sum
         mean, std = (torch.from_numpy(laid_out(about[key], shape)) for key in ("mean", "std"))
+        self.scale: Tensor
+        self.shift: Tensor
         self.register_buffer("scale", (1 / (unit * std)).float())
         self.register_buffer("shift", (-mean / std).float())
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.tokens:
-            return self.model(x.to(torch.int64))  # type: ignore[no-any-return]
-        return self.model(x.to(torch.float32) * self.scale + self.shift)  # type: ignore[no-any-return,operator]
+        fed = x.to(torch.int64) if self.tokens else x.to(torch.float32) * self.scale + self.shift
+        out: Tensor = self.model(fed)
+        return out
 
 
 def export(
