@@ -77,7 +77,7 @@ class Partition:
         """
         if isinstance(given, Partition):
             return given._sound("The partition")
-        if isinstance(given, Mapping):
+        if isinstance(given, Mapping) and given:
             made = cls.of_object(list(given.values()))
             return replace(made, names=tuple(map(str, given)))
         rows = _array(given)
