@@ -69,18 +69,19 @@ def from_npz(path: Path, *, test_share: Value = 0.2, seed: Value = 0) -> Dataset
     """A NumPy file with the arrays x and y, or x_train and y_train, and perhaps x_test, y_test;
     other arrays with a value for each row are columns to deal by."""
     held = _read_npz(path)
-    if {key.removesuffix("_train") for key in held} <= {"x", "y", "x_test", "y_test"}:
-        plain = {key.removesuffix("_train"): array for key, array in held.items()}
-        if not {"x", "y"} <= plain.keys():
-            raise FedloomError(
-                f"{path} has the arrays {', '.join(sorted(held)) or 'none'}; it needs x and y, "
-                "and may have x_test and y_test."
-            )
+    plain = {key.removesuffix("_train"): array for key, array in held.items()}
+    if not {"x", "y"} <= plain.keys():
+        raise FedloomError(
+            f"{path} has the arrays {', '.join(sorted(held)) or 'none'}; it needs x and y, "
+            "and may have x_test and y_test."
+        )
+    if set(plain) <= {"x", "y", "x_test", "y_test"}:
         return from_arrays(
             plain["x"], plain["y"], plain.get("x_test"), plain.get("y_test"), name=path.stem,
             test_share=number("test_share", test_share), seed=integer("seed", seed),
         )  # fmt: skip
-    return _npz(path).dataset(path.stem, label="y", features="x", test_share=test_share, seed=seed)
+    raw = _columns(path, held)
+    return raw.dataset(path.stem, label="y", features="x", test_share=test_share, seed=seed)
 
 
 def from_table(
@@ -223,10 +224,14 @@ def _reader(path: Path) -> Callable[[Path], Raw] | None:
 
 
 def _npz(path: Path) -> Raw:
+    return _columns(path, _read_npz(path))
+
+
+def _columns(path: Path, held: dict[str, np.ndarray]) -> Raw:
     from fedloom.data.raw import Raw
 
     try:
-        return Raw.of_arrays(_read_npz(path))
+        return Raw.of_arrays(held)
     except FedloomError as error:
         raise FedloomError(f"{path}: {error}") from None
 
