@@ -58,7 +58,7 @@ def test_a_path_that_is_not_there_is_told(source: str) -> None:
 
 def test_other_files_and_things_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(FedloomError, match=r"neither a table .*a \.npz file, .* nor a folder of images"):
+    with pytest.raises(FedloomError, match=r"neither a table .*nor a folder of images"):
         load(tmp_path / "notes.txt")
     with pytest.raises(FedloomError, match="not int"):
         load(5)
