@@ -329,6 +329,15 @@ def compare(
             help="Add the methods to this comparison, with its settings and seeds.",
         ),
     ] = None,
+    sweep: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--sweep",
+            metavar="SETTING=VALUES",
+            help="Run all methods with each of these values (lr=0.01,0.1), as many runs at a time "
+            "as there are cores. Repeatable: all combinations.",
+        ),
+    ] = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Run several methods with the same settings and seeds, and print one table."""
@@ -340,6 +349,14 @@ def compare(
     settings = settings or {}
     for key in ("method", "params", "seed"):
         settings.pop(key, None)  # of a run's config: here they are arguments
+    if sweep:
+        if extend is not None or overwrite or seed is not None:
+            raise FedloomError(
+                "A sweep has seeds from 0 on, and goes on with what is finished in its --out: "
+                "leave out --extend, --overwrite and --seed."
+            )
+        _sweep(methods, sweep, settings, SEEDS if seeds is None else seeds, out, resume)
+        return
     each = seeds or SEEDS
     if extend is not None:
         from fedloom.experiment.compare import Comparison
@@ -355,6 +372,26 @@ def compare(
     print_comparison(comparison, report)
     if comparison.diverged:
         raise typer.Exit(1)
+
+
+def _sweep(
+    methods: list[str], words: list[str], settings: dict[str, Any], seeds: int, out: Path | None,
+    resume: bool,
+) -> None:  # fmt: skip
+    from fedloom.engine.choose import cores
+    from fedloom.experiment.api import numbered
+    from fedloom.experiment.study import Ask, run_study, write_report
+    from fedloom.experiment.sweep import Axis, Sweep
+    from fedloom.report.terminal import StudyProgress, print_tables
+
+    chosen = Sweep(methods, [Axis.parse(text) for text in words], settings)
+    taken, free = numbered(Path("runs") / "sweep")
+    folder = out or (taken[-1] if resume and taken else free)
+    ask = Ask("", "", seeds=seeds)
+    with StudyProgress() as progress:
+        results = run_study(chosen, ask, folder, cores(), progress)
+    print_tables(write_report(chosen, ask, results, folder))
+    print(f"Tables and figures: {folder}")
 
 
 @app.command()

@@ -141,6 +141,40 @@ def plot_curves(
     return figure
 
 
+def plot_sweep(
+    key: str,
+    values: Sequence[str],
+    panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]],
+    *,
+    logarithmic: bool | None,
+) -> Figure:
+    """Scores against a setting: panel → method → value → a score per seed. The line is their mean,
+    the band their range; values are numbers, on a logarithmic axis or not, or (None) words."""
+    figure = new_figure(max(4.2 * len(panels), 5), 3.8)
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+        for i, (method, scores) in enumerate(lines.items()):
+            shown = [v for v in values if scores.get(v)]
+            if logarithmic is not None:
+                shown.sort(key=float)
+            x = [values.index(v) if logarithmic is None else float(v) for v in shown]
+            found = [100 * np.asarray(scores[v]) for v in shown]
+            axis.plot(x, [f.mean() for f in found], **look(i), marker="o", label=method)
+            axis.fill_between(
+                x, [f.min() for f in found], [f.max() for f in found],
+                color=look(i)["color"], alpha=0.15, lw=0,
+            )  # fmt: skip
+        _accuracy_axis(axis, key)
+        axis.set_title(title, fontsize=10)
+        if logarithmic:
+            axis.set_xscale("log")
+        elif logarithmic is None:
+            axis.set_xticks(range(len(values)), values)
+    lines_, labels = axes[0].get_legend_handles_labels()
+    figure.legend(lines_, labels, loc="outside lower center", ncols=min(len(labels), 4) or 1)
+    return figure
+
+
 def _accuracy_axis(axis: Axes, x: str = "round") -> None:
     axis.set(xlabel=x, ylabel="accuracy (%)")
     axis.grid(alpha=0.3)

@@ -1,0 +1,194 @@
+"""A sweep: methods over a grid of settings, run like a study, with the score against each setting.
+
+The best of a sweep is chosen by the scores that are then shown, which flatters it; rates for a fair
+comparison are chosen on validation data.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedloom.errors import FedloomError, unknown
+from fedloom.experiment.api import planned, slug
+from fedloom.experiment.concern import idle
+from fedloom.experiment.config import merge, parse_settings
+from fedloom.experiment.entry import Entry, named
+from fedloom.experiment.settings import Config
+from fedloom.experiment.study import Ask, Cell, Drawn, Figures, Results, Study, Table, spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_CELLS = 10_000
+_SCORES = {"test_accuracy": "test accuracy (%)", "macro": "client accuracy (%)",
+           "worst10": "worst 10 % (%)"}  # fmt: skip
+_DECADES = 30  # largest over smallest value from which an axis is logarithmic
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting and the values that it takes, as they were written."""
+
+    key: str
+    values: tuple[str, ...]
+
+    @staticmethod
+    def parse(text: str) -> Axis:
+        """`lr=0.01,0.1`; values that hold commas are parted by semicolons.
+
+        >>> Axis.parse("lr=0.01,0.1")
+        Axis(key='lr', values=('0.01', '0.1'))
+        >>> Axis.parse("capacities=1;1:0.5,0.5:0.5").values
+        ('1', '1:0.5,0.5:0.5')
+        """
+        key, sign, words = text.partition("=")
+        parts = [w.strip() for w in words.split(";" if ";" in words else ",")]
+        values = tuple(w for w in parts if w)
+        if not sign or not key.strip() or not values:
+            raise FedloomError(
+                f"--sweep {text} is not valid: write SETTING=VALUE,VALUE,... (values that hold "
+                "commas parted by ';')."
+            )
+        if twice := next((v for v in values if values.count(v) > 1), None):
+            raise FedloomError(f"--sweep {text} has {twice} twice.")
+        return Axis(key.strip(), values)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method at one place of the grid; `at` has the swept settings that it knows."""
+
+    entry: Entry
+    at: Mapping[str, str]
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return slug(self.entry.label + "".join(f"@{k}={v}" for k, v in self.at.items()))
+
+
+class Sweep(Study):
+    """Methods over all combinations of the values."""
+
+    name, title, data, presets = "sweep", "A sweep", (), ()
+
+    def __init__(
+        self, methods: Sequence[str], axes: Sequence[Axis], settings: Mapping[str, Any]
+    ) -> None:
+        self.entries = [Entry.of(method) for method in methods]
+        self.axes = axes
+        keys = [axis.key for axis in axes]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise FedloomError(f"--sweep {key}=... is given twice: put its values in one.")
+            if key in ("seed", "method"):
+                raise FedloomError(f"{key} can't be swept: give --seeds, or name several methods.")
+        if np.prod([len(axis.values) for axis in axes]) * len(methods) > _MOST_CELLS:
+            raise FedloomError(f"That is more than {_MOST_CELLS:,} runs a seed.")
+        self.points = self._points(settings)
+
+    def check(self, ask: Ask) -> None:
+        if ask.seeds < 1:
+            raise FedloomError(f"seeds={ask.seeds}: at least one seed is needed.")
+
+    def _points(self, shared: Mapping[str, Any]) -> list[Point]:
+        out: dict[str, Point] = {}
+        roots = {axis.key.partition(".")[0] for axis in self.axes}
+        known = {e.label: {*Config.model_fields, *named(e.method)[0].model_fields}
+                 for e in self.entries}  # fmt: skip
+        for key in (*roots, *shared):
+            if not any(key in names for names in known.values()):
+                raise unknown("setting", key, set().union(*known.values()))
+        for entry in self.entries:
+            for values in itertools.product(*(axis.values for axis in self.axes)):
+                at = {axis.key: value for axis, value in zip(self.axes, values, strict=True)
+                      if axis.key.partition(".")[0] in known[entry.label]}  # fmt: skip
+                mine = {k: v for k, v in shared.items() if k in known[entry.label]}
+                words = parse_settings(f"{key}={value}" for key, value in at.items())
+                settings = merge(mine, entry.own, words, named(entry.method)[1])
+                plan = planned(entry.method, settings, lenient=True)
+                for key in idle(plan.config, plan.options.build()):
+                    settings.pop(key, None)
+                    at.pop(key, None)
+                same = planned(entry.method, settings, lenient=True).config.model_dump_json()
+                out.setdefault(f"{entry.label} {same}", Point(entry, at, settings))
+        return list(out.values())
+
+    def cells(self, ask: Ask) -> list[Cell]:
+        return [Cell(p.name, str(p.settings["method"]), p.settings) for p in self.points]
+
+    def tables(self, ask: Ask, results: Results) -> list[Table]:
+        shown = [s for s in _SCORES if any(_scores(runs, s) for runs in results.values())]
+        heads = ["method", *(axis.key for axis in self.axes), *(_SCORES[s] for s in shown)]
+        rows = {p.name: self._row(p, results, shown) for p in self.points}
+        tables = [Table(f"All runs, {ask.over}", heads, list(rows.values()))]
+        chooses = next((s for s in ("macro", "test_accuracy") if s in shown), None)
+        if chooses is not None:
+            best = []
+            for entry in self.entries:
+                mine = [p for p in self.points if p.entry is entry and p.name in results]
+                if mine:
+                    top = max(mine, key=lambda p: _mean(results[p.name], chooses))
+                    best.append(rows[top.name])
+            title = f"The best of each method by {_SCORES[chooses][:-4]}, which flatters it"
+            tables.insert(0, Table(f"{title} ({ask.over})", heads, best))
+        return tables
+
+    def _row(self, point: Point, results: Results, shown: Sequence[str]) -> list[str]:
+        runs = results.get(point.name, ())
+        return [
+            point.entry.label,
+            *(point.at.get(axis.key, "–") for axis in self.axes),
+            *(spread([100 * v for v in _scores(runs, score)]) for score in shown),
+        ]
+
+    def pictures(self, ask: Ask, results: Results) -> Figures:
+        return [
+            Drawn(slug(f"sweep-{axis.key}"), f"Scores against {axis.key}",
+                  lambda axis=axis: self._against(axis, results))  # type: ignore[misc]
+            for axis in self.axes if len(axis.values) > 1 and results
+        ]  # fmt: skip
+
+    def _against(self, axis: Axis, results: Results) -> Figure:
+        """Score against one setting, a panel for each combination of the others."""
+        from fedloom.report.plots import plot_sweep
+
+        others = [other for other in self.axes if other is not axis]
+        panels: dict[str, dict[str, dict[str, list[float]]]] = {}
+        for values in itertools.product(*(other.values for other in others)):
+            rest = dict(zip((o.key for o in others), values, strict=True))
+            lines: dict[str, dict[str, list[float]]] = {}
+            for p in self.points:
+                at = {**rest, **{k: v for k, v in p.at.items() if k == axis.key}}
+                if p.name in results and all(at.get(k) == v for k, v in p.at.items()):
+                    found = _scores(results[p.name], "macro") or _scores(
+                        results[p.name], "test_accuracy"
+                    )
+                    # Who does not know the setting is the same everywhere.
+                    for value in [p.at[axis.key]] if axis.key in p.at else axis.values:
+                        lines.setdefault(p.entry.label, {})[value] = found
+            panels[", ".join(f"{k}={v}" for k, v in rest.items())] = lines
+        return plot_sweep(axis.key, axis.values, panels, logarithmic=_spans(axis.values))
+
+
+def _scores(runs: Sequence[Any], name: str) -> list[float]:
+    return [float(run.summary[name]) for run in runs if name in run.summary]
+
+
+def _mean(runs: Sequence[Any], name: str) -> float:
+    found = _scores(runs, name)
+    return float(np.mean(found)) if found else -np.inf
+
+
+def _spans(values: Sequence[str]) -> bool | None:
+    """Whether numbers are decades apart; None where values are words."""
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return None
+    return min(numbers) > 0 and max(numbers) / min(numbers) >= _DECADES
