@@ -69,6 +69,51 @@ def test_every_command_of_the_guide_works_as_printed(in_tmp, monkeypatch, capsys
     assert any("skipped" in record for record in attacked.records)
 
 
+def follow(page, call):
+    """Do what a page says, in its order: programs and commands."""
+    step = r"```python\n(?P<code>(?!>>>).*?)```|^    fedloom (?P<words>[^\n]*)$"
+    done = []
+    for found in re.finditer(step, page, re.S | re.M):
+        if found["code"]:
+            exec(found["code"], {})
+        else:
+            done.append(shlex.split(found["words"]))
+            call(done[-1])
+    return done
+
+
+@pytest.fixture
+def call(in_tmp, monkeypatch, capsys):
+    """`fedloom WORDS`, which must work."""
+    from fedloom.cli import main
+
+    def run(words):
+        monkeypatch.setattr(sys, "argv", ["fedloom", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as e:
+            code = e.code
+        assert not code, (words, capsys.readouterr().err)
+
+    return run
+
+
+def test_the_tutorial_of_tables_and_the_readme_on_own_data_work_as_printed(call, capsys):
+    done = follow((ROOT / "docs/tutorial-csv.md").read_text(), call)
+    assert [words[0] for words in done] == ["data", "run", "show", "compare", "export"]
+    printed = capsys.readouterr().out
+    assert "clients and their samples: clinic-00 (" in printed
+    assert "Clients worst off: clinic-" in printed
+    assert printed.splitlines()[-1] == "ill"  # the patient of the last program
+    run = fedloom.load("runs/visits")
+    assert run.summary["test_accuracy"] > 0.7  # most are not ill by less than that
+    assert Path("runs/clinics/report.html").exists()
+    shutil.rmtree("runs/visits")
+    own = (ROOT / "README.md").read_text().partition("## Your own data")[2].partition("\n## ")[0]
+    assert len(follow(own, call)) == 4
+
+
 def test_the_first_example_runs_and_has_the_right_limit(quick, row):
     assert torch.equal(row(quick(NESTEROV, beta=0.0)), row(quick("fedavg")))
     assert not torch.allclose(row(quick(NESTEROV, beta=0.9)), row(quick("fedavg")), atol=1e-3)

@@ -486,6 +486,34 @@ def score(
 
 
 @app.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Ends in .safetensors or .pt (a state_dict), .ts (TorchScript) or .onnx; with "
+            "{client} in it, a file for every client.",
+        ),
+    ],
+    client: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--client", help="Whose model: a client's name or number; none: the shared."),
+    ] = None,
+    trust: Trust = None,
+) -> None:
+    """Write a run's model for use elsewhere, with class names and normalisation."""
+    from fedloom.experiment.result import Result
+
+    _trust(trust)
+    result = Result(path)
+    number = client is not None and client not in result.names and client.isdigit()
+    for file in result.export(out, int(client) if client and number else client):
+        print(f"Model: {file}")
+
+
+@app.command()
 def show(
     paths: Annotated[
         list[Path],
@@ -830,9 +858,20 @@ def data_fetch(
 
 @data_app.command("show")
 def data_show(
-    name: Annotated[str, typer.Argument(help="Data set name, .npz file or folder of images.")],
-    partition: Annotated[str, typer.Option("--partition", help="Who holds what.")] = "iid",
-    clients: Annotated[int, typer.Option("--clients", min=1)] = 50,
+    name: Annotated[
+        str,
+        typer.Argument(help="Data set name, .csv, .parquet or .npz file, folder, or sites:DIR."),
+    ],
+    partition: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--partition", help="Who holds what.", show_default="iid, or the data's own clients"
+        ),
+    ] = None,
+    clients: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--clients", min=1, show_default="50, or as many as the partition names"),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     plot: Plot = None,
     pool: Annotated[bool, typer.Option("--pool", help="Pool the train and test files.")] = False,
@@ -842,14 +881,18 @@ def data_show(
     ] = None,
 ) -> None:
     """Show a data set and how a partition deals it to clients."""
-    from fedloom.data.catalog import load
-    from fedloom.data.split import check_options, deal
+    from fedloom.data.catalog import load, natural
+    from fedloom.data.partition import by_column
+    from fedloom.data.split import check_options, deal, named_clients
     from fedloom.experiment.config import parse_settings
     from fedloom.report.terminal import print_partition
 
     options = parse_settings(set_ or [])
+    own = natural(name)
+    partition = partition or ("iid" if own is None else f"by:{own}")
     check_options(partition, options)
-    dataset = load(name, options=options)
+    dataset = load(name, options=options, by=by_column(partition))
+    clients = clients or named_clients(dataset, partition, pool) or 50
     if pool:
         dataset = dataset.pooled()
     dataset, parts = deal(dataset, partition, clients, seed)

@@ -385,7 +385,7 @@ def test_offsets_of_a_file_are_checked(tmp_path: Path, offsets: list[int]) -> No
 
 
 def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedloomError, match=r"ends in .json or .npz"):
+    with pytest.raises(FedloomError, match=r"ends in .json, .csv or .npz"):
         Partition.of_lists([[0]]).save(tmp_path / "p.txt")
     with pytest.raises(FedloomError, match="Cannot read the partition"):
         Partition.load(tmp_path / "absent.json")
@@ -427,7 +427,7 @@ def test_too_few_and_too_many_clients_are_refused(clients: int) -> None:
 def test_every_recipe_is_listed_with_its_grammar() -> None:
     listed = partitioners()
     assert [name for name, _, _ in listed] == [
-        "iid", "dirichlet", "classes", "ring", "shards", "quantity", "skew", "file",
+        "iid", "dirichlet", "classes", "ring", "shards", "quantity", "skew", "by", "file",
     ]  # fmt: skip
     assert all(grammar.startswith(name) and about for name, grammar, about in listed)
 

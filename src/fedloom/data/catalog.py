@@ -1,4 +1,4 @@
-"""The catalogue: a data set by name, from a file, from a folder of images or from arrays.
+"""The catalogue: a data set by name, from the user's files or from Python objects.
 
 `load` never downloads. A published data set that is not in the cache is refused with the command
 that fetches it.
@@ -11,10 +11,11 @@ import inspect
 import math
 import os
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from fedloom.data.options import Value, integer, number, sizes
 from fedloom.data.synthetic import synthetic
 from fedloom.errors import FedloomError, unknown
 
-Source = str | Path | Dataset | Sequence[Any]
+Source = str | Path | Dataset | Any
+SITES = "sites:"  # before a folder with a file or folder for every site
 Loader = Callable[..., Dataset]  # its keyword-only arguments are the options of the data set
 
 
@@ -35,12 +37,15 @@ def load(
     *,
     cache: Path | str | None = None,
     options: Mapping[str, Value] | None = None,
+    by: str | None = None,
 ) -> Dataset:
     """The data set that `source` names or holds.
 
-    A built-in name, the path of a `.npz` file or of a folder of images, a tuple of arrays
-    (x, y) or (x, y, x_test, y_test), or a `Dataset`, which is given back. The option `size`, which
-    all of them have, gives images of so many pixels a side.
+    A built-in name; the path of a table, a `.npz` file, a folder of images or LEAF's JSON;
+    `sites:DIR`; a tuple of arrays (x, y) or (x, y, x_test, y_test), or another object that holds
+    data; or a `Dataset`, which is given back. `by` is a column that no model sees, since it says
+    whose a row is. The option `size`, which all of them have, gives images of so many
+    pixels a side.
     """
     what, loader = _find(source, cache)
     given = dict(options or {})
@@ -48,11 +53,27 @@ def load(
     accepted = [
         p.name for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY
     ]
+    if size is not None and "size" in accepted:
+        given["size"], size = size, None  # it loads them in that size
     for option in given:
         if option not in accepted:
             raise unknown(f"option of {what}", option, [*accepted, "size"])
+    if by is not None and "user" in accepted:
+        users = given.get("user", [])
+        known = users if isinstance(users, list | tuple) else str(users).split(",")
+        given["user"] = [*known, by]  # type: ignore[list-item]
     found = loader(**given)
     return found if size is None else resized(found, integer("size", size, low=1))
+
+
+def natural(source: Source) -> str | None:
+    """The column that data is dealt by unless asked otherwise: it comes with its clients."""
+    if isinstance(source, str | Path):
+        if str(source).startswith(SITES):
+            return "site"
+        path = Path(source).expanduser()
+        return "user" if str(source) not in _BUILT_IN and own.is_leaf(path) else None
+    return "site" if source is not None and _objects().has_sites(source) else None
 
 
 def names() -> tuple[str, ...]:
@@ -91,28 +112,43 @@ def _find(source: Source, cache: Path | str | None) -> tuple[str, Loader]:
     """What `source` is, for messages, and how to load it."""
     if isinstance(source, Dataset):
         return "a Dataset", lambda: source
-    if isinstance(source, tuple | list):
-        return "arrays", partial(own.from_tuple, source)
     if not isinstance(source, str | Path):
-        raise FedloomError(
-            "Data must be a name, a path, a tuple of arrays (x, y) or (x, y, x_test, y_test), "
-            f"or a Dataset, not {type(source).__name__}."
-        )
+        if _objects().reads(source):
+            return f"a {type(source).__name__}", partial(own.from_object, source)
+        if isinstance(source, tuple | list):
+            return "arrays", partial(own.from_tuple, source)
+        raise FedloomError(f"Data must be {_objects().KINDS}, not {type(source).__name__}.")
     if (name := str(source)) in _BUILT_IN:
         return f"'{name}'", partial(_BUILT_IN[name].load, _root(cache))
+    if name.startswith(SITES):
+        folder = Path(name.removeprefix(SITES)).expanduser()
+        return "a folder of sites", partial(own.from_sites, folder)
     path = Path(source).expanduser()
+    if own.is_leaf(path):
+        return "LEAF's JSON", partial(own.from_leaf, path)
     if path.is_dir():
         return "a folder of images", partial(own.from_folder, path)
     if path.suffix == ".npz" and path.is_file():
         return "a .npz file", partial(own.from_npz, path)
+    if own.is_table(path):
+        return "a table", partial(own.from_table, path)
     if path.exists():
-        raise FedloomError(f"{path} is neither a .npz file nor a folder of images.")
+        raise FedloomError(
+            f"{path} is neither a table ({', '.join(own.TABLES)}), a .npz file, LEAF's .json nor a "
+            "folder of images."
+        )
     if path.suffix or "/" in name or os.sep in name:
         raise FedloomError(f"There is no file or folder {path}.")
     raise FedloomError(
         f"{unknown('data set', name, _BUILT_IN)} "
-        "The path of a .npz file or of a folder of images can be given as well."
+        "The path of a .csv, .parquet or .npz file or of a folder of images can be given as well."
     )
+
+
+def _objects() -> ModuleType:
+    from fedloom.data import objects  # with pandas, which the built-in data does without
+
+    return objects
 
 
 def _root(cache: Path | str | None) -> Path:

@@ -7,7 +7,7 @@ nothing of clients; who holds what is the matter of `partition`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,7 +42,9 @@ class Dataset:
     A network is fed `(x / 255 - mean) / std` for uint8 images and `(x - mean) / std` for others,
     channel by channel; there may be a mean and std for every pixel instead, as tables (1, 1, F)
     have them for every column. Rows are in the order of the user's file. Where that has no test
-    part, `held_out` are the rows of `x` that stand in for one.
+    part, `held_out` are the rows of `x` that stand in for one. `columns` are what is known of every
+    row, those of `x` and then those of `x_test`, beside what a model sees: its user, for one.
+    `features` names the columns of a table.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     held_out: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
@@ -79,6 +83,13 @@ class Dataset:
                 f"positive std for each (or for each pixel), not mean={self.mean} and "
                 f"std={self.std}."
             )
+        for column, values in self.columns.items():
+            if len(values) != len(self.x) + len(self.x_test):
+                raise FedloomError(
+                    f"The column '{column}' of '{self.name}' has {len(values)} values for "
+                    f"{len(self.x)} training and {len(self.x_test)} test {noun(self.x.shape)}. "
+                    "Give one for each."
+                )
         if len(self.held_out) and len(self.x_test):
             raise FedloomError(f"'{self.name}' has a test part, so no rows can be held out for it.")
 
@@ -191,12 +202,13 @@ def from_arrays(
     name: str = "arrays",
     test_share: float = 0.2,
     seed: int = 0,
+    classes: Sequence[str] | None = None,
 ) -> Dataset:
     """A data set from plain arrays; without a test set, a stratified share is held out.
 
     Images are (N, C, H, W) or (N, H, W), a table or sequences of tokens (N, F). Bytes and other
     integers are kept; any other number becomes float32. Labels may be anything hashable but
-    fractions, and are numbered in sorted order.
+    fractions, and are numbered in sorted order; if `classes` are given, they are numbers of these.
 
     >>> data = from_arrays(np.eye(10), list("ababababab"))
     >>> data.shape, data.classes, len(data.x), len(data.held_out)
@@ -210,12 +222,12 @@ def from_arrays(
             common = np.result_type(images.dtype, test_images.dtype)
             common = common if common.kind == "i" else np.dtype(np.float32)
             images, test_images = images.astype(common), test_images.astype(common)
-        numbers, classes = _number([*labels, *test_labels])
+        numbers, names = _numbered([*labels, *test_labels], classes)
         cut = len(labels)
-        return measured(name, images, numbers[:cut], test_images, numbers[cut:], classes, table)
+        return measured(name, images, numbers[:cut], test_images, numbers[cut:], names, table)
     if x_test is not None or y_test is not None:
         raise FedloomError("Give both x_test and y_test, or neither.")
-    return hold_out(name, images, *_number(labels), test_share, seed, table)
+    return hold_out(name, images, *_numbered(labels, classes), test_share, seed, table)
 
 
 def hold_out(
@@ -303,6 +315,17 @@ def _as_labels(y: Labels) -> list[Hashable]:
         hint = " Turn one-hot rows into numbers with y.argmax(1)." if labels.ndim == 2 else ""
         raise FedloomError(f"Labels must be one per sample, not of shape {labels.shape}.{hint}")
     return list(labels.tolist())
+
+
+def _numbered(
+    labels: Sequence[Hashable], classes: Sequence[str] | None
+) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    if classes is None:
+        return _number(labels)
+    numbers = [_whole(label) for label in labels]
+    if odd := [n for n in numbers if not isinstance(n, int | np.integer)]:
+        raise FedloomError(f"Labels must be numbers of the named classes, not {odd[0]!r}.")
+    return np.array(numbers, np.int64), tuple(classes)
 
 
 def _number(labels: Sequence[Hashable]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:

@@ -103,6 +103,22 @@ def read_image_folder(root: Path, size: tuple[int, int] | None = None) -> Folder
     return Folder(_decode(files, shape), y, _decode(test_files, shape), y_test, tuple(classes))
 
 
+def read_images(
+    pictures: Sequence[Path | Image.Image], size: tuple[int, int] | None = None
+) -> Bytes:
+    """Pictures, in files or opened by Pillow already: grey if all of them are, else RGB."""
+    return _decode(pictures, _common_shape(pictures, size))
+
+
+def class_folders(root: Path) -> tuple[list[Path], list[str]]:
+    """The images in root/CLASS/image, and their classes."""
+    classes = [folder.name for folder in _subfolders(root)]
+    if not classes:
+        raise FedloomError(f"{root} has no class folders. Expected {root}/CLASS/image.png.")
+    files, y = _labelled(root, classes)
+    return files, [classes[label] for label in y]
+
+
 def read_tiny_imagenet(root: Path) -> Folder:
     """The folder tiny-imagenet-200; its validation images are the test part."""
     try:
@@ -150,9 +166,11 @@ def _labelled(root: Path, classes: list[str]) -> tuple[list[Path], Numbers]:
     return files, np.array(labels, np.int64)
 
 
-def _common_shape(files: Sequence[Path], size: tuple[int, int] | None) -> tuple[int, int, int]:
+def _common_shape(
+    files: Sequence[Path | Image.Image], size: tuple[int, int] | None
+) -> tuple[int, int, int]:
     """(C, H, W) for all these images: grey if all are, and their one size unless it is given."""
-    sizes: dict[tuple[int, int], Path] = {}
+    sizes: dict[tuple[int, int], Path | Image.Image] = {}
     modes: set[str] = set()
     for file in files:
         with _opened(file) as image:
@@ -170,7 +188,7 @@ def _common_shape(files: Sequence[Path], size: tuple[int, int] | None) -> tuple[
     return (1 if modes <= {"1", "L", "LA"} else 3), height, width
 
 
-def _decode(files: Sequence[Path], shape: tuple[int, int, int]) -> Bytes:
+def _decode(files: Sequence[Path | Image.Image], shape: tuple[int, int, int]) -> Bytes:
     channels, height, width = shape
     try:
         what = f"{len(files)} images of {width}x{height} and {channels} channel(s)"
@@ -189,9 +207,12 @@ def _decode(files: Sequence[Path], shape: tuple[int, int, int]) -> Bytes:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Image.Image]:
+def _opened(file: Path | Image.Image) -> Iterator[Image.Image]:
     from PIL import Image
 
+    if isinstance(file, Image.Image):
+        yield file
+        return
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

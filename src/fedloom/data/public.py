@@ -106,7 +106,7 @@ def set_aside(partition: Partition, y: np.ndarray, share: float, seed: int) -> P
         )
     left = np.bincount(partition.owners[~taken], minlength=len(partition))
     offsets = np.concatenate([[0], np.cumsum(left)]).astype(np.int64)
-    return Partition(partition.indices[~taken], offsets, partition.note)
+    return replace(partition, indices=partition.indices[~taken], offsets=offsets)
 
 
 def public_set(spec: str, federation: Federation, tokens: bool = False) -> PublicSet | None:

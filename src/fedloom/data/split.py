@@ -22,6 +22,7 @@ from fedloom.data.images import empty_like
 from fedloom.data.partition import Partition, names_rows, parse, partition
 from fedloom.data.partition.classes import reserved
 from fedloom.data.partition.deal import ClassSets
+from fedloom.data.partition.table import distinct
 from fedloom.data.public import Wish, set_aside
 from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
@@ -122,6 +123,12 @@ class Federation:
     def classes_of(self, client: int) -> npt.NDArray[np.bool_]:
         """A mask of the classes that the client holds."""
         return self.label_counts(client) > 0
+
+    def name(self, client: int) -> str:
+        """What the client is called: by its name in the data, or by its number."""
+        if client >= self.n_clients:
+            return f"newcomer {client - self.n_clients}" if self.partition.names else str(client)
+        return self.partition.names[client] if self.partition.names else str(client)
 
     def label_counts(self, client: int) -> IntArray:
         """How many samples of each class the client holds."""
@@ -272,8 +279,22 @@ def deal(
     if share < 1:
         rows = rows[stratified(dataset.y[rows], share, seed, "data-share")]
     labels, n_classes = dataset.y[rows], dataset.n_classes
-    dealt = partition(spec, labels, clients, seed, n_classes=n_classes, reserve=reserve)
-    return dataset, Partition(rows[dealt.indices], dealt.offsets, dealt.note)
+    dealt = partition(spec, labels, clients, seed, n_classes=n_classes, reserve=reserve,
+                      columns=dataset.columns)  # fmt: skip
+    return dataset, replace(dealt, indices=rows[dealt.indices])
+
+
+def named_clients(dataset: Dataset | None, spec: str | Partition, pool: bool = False) -> int | None:
+    """How many clients a partition is for, where it says so itself or the data does."""
+    if isinstance(spec, Partition):
+        return len(spec)
+    name, parsed = parse(spec)
+    if name == "file":
+        return len(Partition.load(parsed.argument))
+    if name != "by" or dataset is None or parsed.argument not in dataset.columns:
+        return None
+    rows = len(dataset.y) + (len(dataset.y_test) if pool else 0)
+    return len(distinct(dataset.columns[parsed.argument][:rows])[0])
 
 
 def check_options(spec: str | Partition, options: Mapping[str, Any]) -> None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from fedloom.data.partition import Partition
+from fedloom.data.catalog import SITES, natural
+from fedloom.data.partition import Partition, by_column
+from fedloom.data.split import named_clients
 from fedloom.engine import Diverged
 from fedloom.errors import FedloomError, OutOfMemory
 from fedloom.experiment.config import make_config, merge
@@ -23,7 +25,7 @@ from fedloom.experiment.identity import check_settings, check_sources
 from fedloom.experiment.plugins import trust
 from fedloom.experiment.runner import Runner, Watcher
 from fedloom.experiment.settings import RESUMABLE, Config
-from fedloom.experiment.setup import Experiment, prepare
+from fedloom.experiment.setup import Experiment, load_dataset, prepare
 from fedloom.experiment.store import RunStore
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
@@ -32,6 +34,8 @@ from fedloom.options import quoted
 if TYPE_CHECKING:
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
+
+_MOST_CLIENTS = 10**9
 
 
 def run(
@@ -51,13 +55,14 @@ def run(
 
     `method` is a name (`"fedprox"`, `"fedprox:mu=0.1"`), a `Method`, or a class of options of your
     own (default: FedAvg, or that of the run to resume or fork); `data` a name, a path, arrays
-    `(x, y)` or `(x, y, x_test, y_test)`; `model` a name or a factory
-    `(shape, classes) -> nn.Module`; `partition` a recipe, the client of every row or the rows of
-    every client; all other settings are those of `fedloom.Config`.
+    `(x, y)` or `(x, y, x_test, y_test)`, a DataFrame or another object that holds data; `model` a
+    name or a factory `(shape, classes) -> nn.Module`; `partition` a recipe, the client of every row
+    or the rows of every client; all other settings are those of `fedloom.Config`.
     The run is written to `out` (default: a new directory under `runs/`); with `resume` it goes on
     from its last whole round, as the same experiment. `fork` (a run's directory, or
     `"DIRECTORY@ROUND"`) starts a new run from the checkpoint of another, with its settings and
-    those given. `lenient` lets a method pass over settings that its definition fixes.
+    those given. `init` is what weights start from: a state_dict, a module, a run or a file.
+    `lenient` lets a method pass over settings that its definition fixes.
     """
     check_flags(out, resume, overwrite)
     for given in (method, model):
@@ -192,7 +197,7 @@ class _Plan:
     config: Config
     options: MethodOptions
     given: frozenset[str]
-    objects: dict[str, Any]  # data, model, partition
+    objects: dict[str, Any]  # data, model, partition, init
 
 
 def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result:
@@ -325,6 +330,11 @@ def _plan_fork(
     origin: Origin, method: MethodLike | None, settings: Mapping[str, Any], *, lenient: bool
 ) -> _Plan:
     """What was asked for over the settings of the run that is forked."""
+    if settings.get("init") is not None:
+        raise FedloomError(
+            "A fork starts from the weights of the run that it forks, so init would do nothing. "
+            "Leave one of them out."
+        )
     if settings.get("preset") is not None:
         raise FedloomError(
             "A fork has all settings of the run that it starts from, so a preset would do nothing. "
@@ -346,10 +356,44 @@ def _plan_fork(
     return plan
 
 
+def _deal_by_nature(given: dict[str, Any], objects: Mapping[str, Any]) -> None:
+    """Data that comes with its clients is dealt to them unless asked otherwise; `sites:DIR` may be
+    written as the data or as the partition."""
+    spec = given.get("partition")
+    if isinstance(spec, str) and spec.startswith(SITES):
+        if given.get("data") not in (None, spec, spec.removeprefix(SITES)):
+            raise FedloomError(
+                f"partition={spec} is data and its partition at once, so data={given['data']} "
+                "can't be given with it. Leave one of them out."
+            )
+        given |= {"data": spec, "partition": None}
+    if given.get("partition") is None:
+        given.pop("partition", None)
+        data = objects.get("data", given.get("data"))
+        column = None if data is None else natural(data)
+        given |= {} if column is None else {"partition": f"by:{column}"}
+
+
+def _named_clients(
+    given: Mapping[str, Any], method: type[MethodOptions], objects: dict[str, Any], lenient: bool
+) -> int | None:
+    """How many clients there are by the partition, where it says so; data that is loaded to count
+    them is kept."""
+    spec = objects.get("partition", given.get("partition"))
+    if spec in (None, "custom") or by_column(spec) is None:
+        return None if spec in (None, "custom") else named_clients(None, spec)
+    asked = {**given, "clients": _MOST_CLIENTS}  # whatever participation asks for
+    config = make_config(asked, method, lenient=lenient)[0].model_copy(update={"clients": 1})
+    dataset = load_dataset(config, objects.get("data"))
+    if config.data != "custom":
+        objects["data"] = dataset
+    return named_clients(dataset, spec, config.pool)
+
+
 def planned(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> _Plan:
     given = {k: v for k, v in settings.items() if k not in ("data", "model") or v is not None}
     objects = {}
-    for key in ("data", "model", "partition", "fork"):
+    for key in ("data", "model", "partition", "init", "fork"):
         value = given.get(key)
         if isinstance(value, Path):
             given[key] = f"file:{value}" if key == "partition" else str(value)
@@ -364,6 +408,11 @@ def planned(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -
         objects["partition"] = Partition.of_object(objects["partition"])
     cls, words = named(method)
     given = merge(given, words)
+    _deal_by_nature(given, objects)
+    if given.get("clients") is None:
+        given.pop("clients", None)
+        count = _named_clients(given, cls, objects, lenient)
+        given |= {} if count is None else {"clients": count}
     config, options = make_config(given, cls, lenient=lenient)
     keys = frozenset(given) | ({"params"} if set(given) & set(cls.model_fields) else set())
     return _Plan(config, options, keys, objects)

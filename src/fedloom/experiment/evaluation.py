@@ -238,6 +238,8 @@ class Evaluation:
         hits = scored.confusion[np.arange(len(clients)), main].sum(-1)
         with np.errstate(invalid="ignore"):
             table["majority"] = hits / scored.confusion.sum((1, 2))
+        if x.federation.partition.names:
+            table.insert(1, "name", [x.federation.name(int(c)) for c in clients])
         return table
 
     def _adapting(self, t: int) -> Adapting:

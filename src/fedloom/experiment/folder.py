@@ -36,6 +36,7 @@ class RunFolder:
         self.clients_file = path / "clients.parquet"
         self.manifest_file = path / "manifest.yaml"
         self.report_file = path / REPORT
+        self.names_file = path / "names.json"
         self._parts = path / "clients"
         self._checkpoints = path / "checkpoints"
         self._replaced = path / _REPLACED
@@ -172,8 +173,8 @@ class RunFolder:
     def _files(self) -> tuple[Path, ...]:
         """All that a run writes; its config, which makes the directory a run, last."""
         return (
-            self.rounds_file, self.clients_file, self.manifest_file, self.report_file, self._parts,
-            self._checkpoints, self.config_file,
+            self.rounds_file, self.clients_file, self.manifest_file, self.names_file,
+            self.report_file, self._parts, self._checkpoints, self.config_file,
         )  # fmt: skip
 
     def _set_aside(self) -> None:
@@ -188,14 +189,16 @@ class RunFolder:
         for folder in (self._parts, self._checkpoints):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (
-            self.rounds_file, self.clients_file, self.manifest_file, self.report_file
+            self.rounds_file, self.clients_file, self.manifest_file, self.names_file,
+            self.report_file,
         ):  # fmt: skip
             file.unlink(missing_ok=True)
         self.sweep()
 
     def _is_leftover(self, file: Path) -> bool:
         """Whether a process that was killed in `create` or `drop_if_empty` may have left this."""
-        if file.name in (_LOCK, _DROPPED, self.manifest_file.name) or is_temporary(file):
+        known = (_LOCK, _DROPPED, self.manifest_file.name, self.names_file.name)
+        if file.name in known or is_temporary(file):
             return True
         ours = file in (self._parts, self._checkpoints) and file.is_dir()
         return ours and all(is_temporary(inside) for inside in file.iterdir())

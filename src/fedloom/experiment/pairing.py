@@ -32,7 +32,7 @@ _CLIENTS = ("clients", "partition", "data_share", "test_share", "test_cut", "sup
 #: of a run alone, or told elsewhere
 _OWN = ("method", "params", "preset", "seed", "score_on")
 #: what a checkpoint says of how the model began
-_MODEL = ("model", "model_options", "shape", "classes", "seed")
+_MODEL = ("model", "model_options", "shape", "classes", "init", "seed")
 _COST = ["seconds", "eval_seconds", "peak_memory", "participants", "macs", "bytes_up", "bytes_down"]
 _SAME_RESULT = 1e-6  # relative: engines may round differently
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, nearest
 from fedloom.experiment.folder import REPORT
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.store import RunStore
@@ -44,7 +44,8 @@ class Result:
     `rounds`: one row per round; scores (NaN where the round was not scored) are `test_accuracy`,
     `test_loss`, and over clients `micro`, `macro`, `std`, `worst10`, `best10`, `loss`, `precision`,
     `recall`, `f1`, the same with `new_` for newcomers; `skipped` is the number of messages that
-    were left out. `clients`: one row per scored client and evaluation.
+    were left out. `clients`: one row per scored client and evaluation. Where the data names its
+    clients, tables have the names beside the numbers.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -81,6 +82,25 @@ class Result:
     @cached_property
     def clients(self) -> pd.DataFrame:
         return self.store.clients()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the clients are called in the data, in the order of their numbers; empty where they
+        have numbers only."""
+        return self.store.names()
+
+    def called(self, client: int) -> str:
+        """The name of a client, or its number where it has none."""
+        return self.names[client] if client < len(self.names) else str(client)
+
+    def _with_names(self, table: pd.DataFrame) -> pd.DataFrame:
+        """A table with the names of its clients beside their numbers."""
+        if self.names:
+            for column, name in (("client", "name"), ("partner", "partner_name")):
+                if column in table:
+                    at = int(table.columns.get_loc(column)) + 1  # type: ignore[arg-type]
+                    table.insert(at, name, [self.called(int(c)) for c in table[column]])
+        return table
 
     @property
     def evaluations(self) -> pd.DataFrame:
@@ -136,7 +156,7 @@ class Result:
             for record in self.records
             for client, reason in record.get("skipped", {}).items()
         ]
-        return pd.DataFrame(rows, columns=["round", "client", "reason"])
+        return self._with_names(pd.DataFrame(rows, columns=["round", "client", "reason"]))
 
     @property
     def idle_rounds(self) -> list[int]:
@@ -167,19 +187,15 @@ class Result:
         table.index.name = "capacity"
         return table
 
-    def model(self, client: int | None = None, factory: Factory | None = None) -> nn.Module:
-        """The trained model as a plain `nn.Module`: the shared one, or a client's own.
+    def model(self, client: int | str | None = None, factory: Factory | None = None) -> nn.Module:
+        """The trained model as a plain `nn.Module`: the shared one, or a client's own, by number or
+        name.
 
         It takes images as `normalise` makes them. A model of your own factory needs that factory
         again. Norm statistics that were measured before scoring (`measured`) are measured again, on
         the run's training data.
         """
-        if client is not None and not (
-            isinstance(client, int) and 0 <= client < self.config["clients"]
-        ):
-            raise FedloomError(
-                f"There is no client {client}; they are numbered 0 to {self.config['clients'] - 1}."
-            )
+        client = None if client is None else self._number(client)
         tensors, about = self.store.checkpoint()
         module = self._builder(about, factory)()
         layout = Layout.of(module, about["extras"])
@@ -201,6 +217,35 @@ class Result:
         if has_measured_norm(module, submodels):
             self._measure(module, client, submodels)
         return module.eval()
+
+    def export(
+        self,
+        path: str | Path,
+        client: int | str | None = None,
+        factory: Factory | None = None,
+    ) -> list[Path]:
+        """Write the model for use elsewhere: the shared one, a client's, or, with {client} in the
+        path, one file for every client.
+
+        The ending says the form: `.safetensors` and `.pt` are a plain state_dict; `.ts`
+        (TorchScript) and `.onnx` (with the extra `onnx`) take data in its own units and normalise
+        it themselves. Class names, scale and shape are in a .json file beside it.
+        """
+        from fedloom.experiment.export import export
+
+        return export(self, path, client, factory)
+
+    def _number(self, client: int | str) -> int:
+        """The number of a client that is given by number or name."""
+        if isinstance(client, str) and client in self.names:
+            return self.names.index(client)
+        if isinstance(client, int) and 0 <= client < self.config["clients"]:
+            return client
+        near = nearest(str(client), self.names)
+        raise FedloomError(
+            f"There is no client {client}; they are numbered 0 to {self.config['clients'] - 1}"
+            + (f" and called {self.names[0]}, ... {near}".rstrip() if self.names else ".")
+        )
 
     def _own_row(self, kept: Population, client: int, row: Tensor, about: dict[str, Any]) -> Tensor:
         """A client's model: what it keeps over the shared one, or its second model."""
@@ -342,7 +387,8 @@ class Result:
             alike = self.similarities.get(record["round"])
             for a, b in record.get("mix", {}).get("pairs", ()):
                 rows.append((record["round"], a, b, np.nan if alike is None else alike.at[a, b]))
-        return pd.DataFrame(rows, columns=["round", "client", "partner", "similarity"])
+        table = pd.DataFrame(rows, columns=["round", "client", "partner", "similarity"])
+        return self._with_names(table)
 
     def plot_swaps(self, file: str | Path | None = None) -> Figure:
         """How alike clients' models were over the rounds, and who swapped with whom."""
@@ -352,7 +398,9 @@ class Result:
         scored = self.clients
         known = scored[scored["population"] == "local"].drop_duplicates("client", keep="last")
         main = known.set_index("client")["main_class"]
-        figure = plot_swaps(self.swaps, self.similarities, main, self.classes, self.path.name)
+        figure = plot_swaps(
+            self.swaps, self.similarities, main, self.classes, self.path.name, self.names
+        )
         if file is not None:
             save(figure, Path(file))
         return figure

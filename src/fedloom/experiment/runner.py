@@ -8,6 +8,7 @@ are scored (`evaluation.py`). Nothing here may depend on which method it is.
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from fedloom.engine import Diverged, Task, Trained, diverged
 from fedloom.engine.kernels import kernels_for
-from fedloom.errors import telling_memory
+from fedloom.errors import FedloomError, telling_memory
 from fedloom.experiment.interrupts import heeding_interrupts
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
@@ -71,6 +72,8 @@ class Runner:
         torch.set_num_threads(config.threads)
         reset_peak_memory()
         self.store.add_manifest(x.manifest)
+        if x.federation.partition.names:
+            self.store.add_names(x.federation.partition.names)
         for watcher in self.watchers:
             watcher.start(self.store.path.name, config.rounds, done)
         try:
@@ -80,11 +83,24 @@ class Runner:
                     with telling_memory(f"round {t}"):
                         self._step(t)
             self.store.finish()
+        except FedloomError as e:
+            e.args = (self._called(str(e)),)
+            raise
         finally:
             torch.set_num_threads(threads)
             x.engine.close()
             for watcher in self.watchers:
                 watcher.end()
+
+    def _called(self, text: str) -> str:
+        """A text that says `client 3`, with the name that client has in the data."""
+        names = self.experiment.federation.partition.names
+
+        def name(found: re.Match[str]) -> str:
+            number = int(found[2])
+            return f"{found[1]} {names[number]}" if number < len(names) else found[0]
+
+        return re.sub(r"\b([Cc]lient) (\d+)\b", name, text) if names else text
 
     def _step(self, t: int) -> None:
         """One round, from training to what is stored and told of it."""
@@ -202,8 +218,8 @@ class Runner:
             if not arrived.left and not self._warned:
                 warnings.warn(
                     f"All messages of round {task.round} were left out, so nothing was combined in "
-                    f"it (client {first.client}: {first.reason}). Lower --lr, or loosen --screen; "
-                    "fedloom show tells if that happens again.",
+                    f"it ({self._called(f'client {first.client}')}: {first.reason}). Lower --lr, "
+                    "or loosen --screen; fedloom show tells if that happens again.",
                     stacklevel=2,
                 )
                 self._warned = True

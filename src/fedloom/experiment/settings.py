@@ -65,10 +65,23 @@ class Config(Options):
         None, description="constants under a name that the method knows, such as source or tuned"
     )
 
-    data: str = Field("digits", description="data set name, .npz file or folder of images")
-    data_options: dict[str, Any] = Field({}, description="options of the data set")
-    clients: int = Field(50, ge=1, le=10**9, description="number of registered clients")
-    partition: str = Field("dirichlet:0.5", description="who holds what")
+    data: str = Field(
+        "digits",
+        description="data set name, .csv, .parquet or .npz file, folder of images, "
+        "LEAF's JSON, or sites:DIR with a file or folder for every site",
+    )
+    data_options: dict[str, Any] = Field(
+        {}, description="options of the data set, such as label=COLUMN of a table"
+    )
+    clients: int = Field(
+        50,
+        ge=1,
+        le=10**9,
+        description="number of registered clients; unless given, as many as the partition names",
+    )
+    partition: str = Field(
+        "dirichlet:0.5", description="who holds what; by:COLUMN of the data: each user is a client"
+    )
     pool: bool = Field(False, description="pool the train and test files before dealing (S1)")
     data_share: float = Field(
         1.0, gt=0, le=1, description="share of every class that is dealt; the rest is left out"
@@ -215,6 +228,11 @@ class Config(Options):
         None,
         description="RUN or RUN@ROUND: start a new run from that run's last checkpoint (or that of "
         "a round), with its settings and those given",
+    )
+    init: str | None = Field(
+        None,
+        description="weights to start from: a run's directory, or a state_dict in a .safetensors "
+        "or .pt file; none: random, by the seed",
     )
     seed: int = Field(0, ge=0, description="names every random stream of the run")
     score_on: Literal["auto", "test", "query", "validation"] = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from fedloom.data.catalog import load
 from fedloom.data.dataset import Dataset
 from fedloom.data.images import chunks, noun, unit_of
-from fedloom.data.partition import Partition
+from fedloom.data.partition import Partition, by_column
 from fedloom.data.public import PublicSet, public_set
 from fedloom.data.split import Federation, check_options, federate
 from fedloom.engine import Engine, Setting, make_engine
@@ -194,7 +195,10 @@ def load_dataset(config: Config, data: Any = None) -> Dataset:
     options = dict(config.data_options)
     if config.data == "synthetic" and data is None:
         options.setdefault("samples", max(20_000, 20 * config.clients))
-    return load(config.data if data is None else data, options=options)
+    if isinstance(data, Dataset) and config.data != "custom":
+        return data  # that of the config, loaded already
+    source = config.data if data is None else data
+    return load(source, options=options, by=by_column(config.partition))
 
 
 def make_federation(
@@ -281,6 +285,7 @@ def prepare(
     data: Any = None,
     model: Factory | None = None,
     partition: Partition | None = None,
+    init: Any = None,
     options: MethodOptions | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> Experiment:
@@ -290,11 +295,14 @@ def prepare(
     is what the checkpoint says of itself that the run goes on from.
     """
     _check_given(config, data=data, model=model, partition=partition)
+    if before is None or method.mix.home == "node":  # how alike models are is told from the start
+        _check_given(config, init=init)
     method = checked(config, method)
     device = _device(config)
     dealt = _deal(config, method, data, partition)
     factory = model or model_factory(config.model)
-    built = _build(config, method, dealt, factory)
+    start = _weights(config, init, factory)
+    built = _build(config, method, dealt, factory, start)
     sizes = Sizes(built.layout, dealt.dataset.n_classes, dealt.public_size)
     plan = Plan.of(method, sizes, _remembered(config))
     known = None if before is None else before.get("kernels", "torch")
@@ -323,6 +331,8 @@ def prepare(
         "std": list(dataset.std),
         "unit": int(unit_of(dataset.x.dtype)),
         "tokens": built.tokens,
+        "features": list(dataset.features),
+        "init": None if start is None else f"{config.init} ({_sum(built.row)})",
         "kernels": kernels,
         "settings": settings_of(config),
         **fingerprints(
@@ -431,12 +441,36 @@ def _check_drawn(config: Config, federation: Federation) -> None:
         )
 
 
-def _build(config: Config, method: Method, dealt: _Dealt, factory: str | Factory) -> _Built:
-    """Build the model and try it; public images are laid out as it takes them."""
+def _weights(config: Config, init: Any, factory: str | Factory) -> Mapping[str, Tensor] | None:
+    """What the model starts from, unless it is the seed's random values."""
+    if config.init is None or (config.init == "custom" and init is None):
+        return None
+    from fedloom.experiment.begin import weights
+
+    return weights(config.init if init is None else init, factory)
+
+
+def _sum(row: Tensor) -> str:
+    return f"{zlib.crc32(row.numpy().tobytes()):08x}"
+
+
+def _build(
+    config: Config,
+    method: Method,
+    dealt: _Dealt,
+    factory: str | Factory,
+    state: Mapping[str, Tensor] | None = None,
+) -> _Built:
+    """Build the model, which starts from `state`, and try it; public images are laid out as it
+    takes them."""
     dataset, capacities = dealt.dataset, dealt.capacities
     shape, classes = dataset.shape, dataset.n_classes
     options = _model_options(config, method)
     make = partial(build, factory, shape, classes, config.seed, options)
+    if state is not None:
+        from fedloom.experiment.begin import begun
+
+        make = partial(begun, make, state, f"init={config.init}")
     module = make()
     layout = Layout.of(module, method.local.extras)
     row = layout.flatten(module, method.local.extras)

@@ -17,6 +17,7 @@ import os
 import time
 import warnings
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,11 @@ class RunStore(RunFolder):
         text = yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True)
         with atomic_file(self.manifest_file) as part:
             part.write_text(text, encoding="utf-8")
+
+    def add_names(self, names: Sequence[str]) -> None:
+        """What the clients are called, in their order, where the data says so."""
+        with atomic_file(self.names_file) as part:
+            part.write_text(json.dumps(list(names), ensure_ascii=False), encoding="utf-8")
 
     def add_round(self, record: dict[str, Any]) -> None:
         with self.rounds_file.open("ab") as f:
@@ -212,6 +218,18 @@ class RunStore(RunFolder):
                 f"start a new run from here: --fork {self.path} --out NEW.",
             ) from None
         return dict(content)
+
+    def names(self) -> tuple[str, ...]:
+        """What the clients are called; nothing where they have numbers only."""
+        try:
+            return tuple(map(str, json.loads(self.names_file.read_text(encoding="utf-8"))))
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, TypeError):
+            raise DamagedFile(
+                f"'{self.names_file}' is damaged",
+                "Delete it: clients have their numbers then, and the rest of the run is whole.",
+            ) from None
 
     def rounds(self) -> list[dict[str, Any]]:
         """The records of all whole rounds; a torn last line is passed over."""

@@ -31,7 +31,7 @@ def plot_partition(
     counts = partition.label_counts(y, len(classes))
     if len(partition) <= MOST_BARS and len(classes) <= MOST_NAMES:
         figure = new_figure(8.5, min(3 + 0.14 * len(partition), 11))
-        _bars(figure.subplots(), counts, classes)
+        _bars(figure.subplots(), counts, classes, partition.names)
     else:
         figure = new_figure(10.5, 5.5)
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -41,7 +41,9 @@ def plot_partition(
     return figure
 
 
-def _bars(axis: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
+def _bars(
+    axis: Axes, counts: np.ndarray, classes: Sequence[str], names: Sequence[str] = ()
+) -> None:
     """One bar for every client, a coloured piece for every class."""
     from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
@@ -52,7 +54,10 @@ def _bars(axis: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
     for label in range(len(classes)):
         axis.barh(clients, counts[:, label], 0.85, starts[:, label], color=colours[label])
     axis.set(xlabel="samples", ylabel="client", ylim=(len(counts) - 0.4, -0.6))
-    axis.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    if names:
+        axis.set_yticks(clients, names, fontsize=8)
+    else:
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", alpha=0.3)
     axis.set_axisbelow(True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_MAPS = 4  # rounds shown as heat maps
+MOST_NAMES = 40  # clients that can be named at an axis
 
 
 def plot_swaps(
@@ -27,12 +28,13 @@ def plot_swaps(
     main_class: pd.Series,
     classes: Sequence[str],
     title: str,
+    client_names: Sequence[str] = (),
 ) -> Figure:
     """Heat maps of similarity (where it was measured) above, then who swapped with whom, and how
     alike swapped, akin and all models were over the rounds.
 
     `swaps` has a row for each exchange (round, client, partner, similarity); `main_class` the
-    number of a class for each client.
+    number of a class for each client. A few clients with names stand under these.
     """
     if swaps.empty:
         raise FedloomError("No models were swapped in this run, so there is nothing to plot.")
@@ -49,6 +51,10 @@ def plot_swaps(
     else:
         left, right = figure.subplots(1, 2)
     _who(left, swaps, main, classes)
+    if client_names and len(main) <= MOST_NAMES:
+        names = [client_names[client] for client in main.index]
+        left.set_yticks(range(len(names)), names, fontsize=7)
+        left.set_ylabel("clients")
     if shown:
         _over_rounds(right, swaps, similarities, main)
     else:

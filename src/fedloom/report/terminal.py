@@ -292,11 +292,14 @@ def _print_skipped(result: Result) -> None:
     if not len(result.skipped):
         return
     by = result.skipped["client"].value_counts().sort_index()
-    whose = [f"client {client} in {n} round{'s' * (n > 1)}" for client, n in by.items()]
+    whose = [
+        f"client {result.called(int(client))} in {n} round{'s' * (n > 1)}"  # type: ignore[call-overload]
+        for client, n in by.items()
+    ]
     first = result.skipped.iloc[0]
     out.print(
         f"Left out: {_some(whose)} ({result.summary['skipped']} messages; round {first['round']}, "
-        f"client {first['client']}: {first['reason']})."
+        f"client {result.called(int(first['client']))}: {first['reason']})."
     )
     if result.idle_rounds:
         rounds = _some([str(number) for number in result.idle_rounds])
@@ -329,7 +332,9 @@ def _print_details(result: Result) -> None:
     if len(table):
         last = table[(table["round"] == table["round"].max()) & (table["population"] == "local")]
         worst = last[last["samples"] > 0].sort_values("accuracy").head(5)
-        text = ", ".join(f"{int(r.client)} ({percent(r.accuracy)})" for r in worst.itertuples())
+        text = ", ".join(
+            f"{result.called(int(r.client))} ({percent(r.accuracy)})" for r in worst.itertuples()
+        )
         out.print(f"Clients worst off: {text}")
 
 
@@ -506,6 +511,9 @@ def print_partition(dataset: Dataset, parts: Partition, spec: str) -> None:
         ("label skew (0 none, 1 all)", f"{s['label_distance']:.3f}"),
     ]
     out.print(_table((f"partition {spec}", ""), rows))
+    if parts.names:
+        held = [f"{n} ({size})" for n, size in zip(parts.names, parts.sizes, strict=True)]
+        out.print(f"clients and their samples: {_some(held, most=12)}", soft_wrap=True)
     for note in parts.note:
         out.print(f"note: {note}")
 

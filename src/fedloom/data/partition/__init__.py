@@ -6,15 +6,27 @@ recipe, labels, clients and seed give the same partition, bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from fedloom.data.partition import classes, dirichlet, file, iid, quantity, ring, shards, skew
+from fedloom.data.partition import (
+    by,
+    classes,
+    dirichlet,
+    file,
+    iid,
+    quantity,
+    ring,
+    shards,
+    skew,
+)
 from fedloom.data.partition.deal import ClassSets, Dealing, Spec
 from fedloom.data.partition.table import Partition
 from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
 
-__all__ = ["Partition", "names_rows", "parse", "partition", "partitioners"]
+__all__ = ["Partition", "by_column", "names_rows", "parse", "partition", "partitioners"]
 
 _PARTITIONERS = {
     each.name: each
@@ -26,6 +38,7 @@ _PARTITIONERS = {
         shards.PARTITIONER,
         quantity.PARTITIONER,
         skew.PARTITIONER,
+        by.PARTITIONER,
         file.PARTITIONER,
     )
 }
@@ -45,10 +58,12 @@ def partition(
     n_classes: int | None = None,
     reserve: ClassSets = frozenset(),
     purpose: str | None = None,
+    columns: Mapping[str, np.ndarray] | None = None,
 ) -> Partition:
     """Deal the samples with labels `y` to the clients.
 
-    `reserve` are combinations of classes that `classes:K` and `ring:K` give to no client.
+    `reserve` are combinations of classes that `classes:K` and `ring:K` give to no client, `columns`
+    what the data says of every sample beside its label, for `by:COLUMN`.
 
     >>> [p.tolist() for p in partition("shards:1", np.array([0, 0, 1, 1]), 2, seed=0)]
     [[0, 1], [2, 3]]
@@ -64,7 +79,7 @@ def partition(
         )
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
     rng = stream(seed, "partition", name) if purpose is None else stream(seed, purpose)
-    dealing = Dealing(labels, clients, n_classes, rng, reserve)
+    dealing = Dealing(labels, clients, n_classes, rng, reserve, columns or {})
     with np.errstate(over="ignore", invalid="ignore"):  # `counts` refuses what overflows
         return _PARTITIONERS[name].deal(parsed, dealing)
 
@@ -72,6 +87,13 @@ def partition(
 def names_rows(spec: str | Partition) -> bool:
     """Whether a partition says itself who holds which row."""
     return isinstance(spec, Partition) or _PARTITIONERS[parse(spec)[0]].names_rows
+
+
+def by_column(spec: str | Partition) -> str | None:
+    """The column that a partition deals by, if it does."""
+    if not isinstance(spec, str) or not spec.strip().startswith("by:"):
+        return None
+    return parse(spec)[1].argument
 
 
 def parse(text: str) -> tuple[str, Spec]:
@@ -83,8 +105,8 @@ def parse(text: str) -> tuple[str, Spec]:
     if name not in _PARTITIONERS:
         raise unknown("partition", name, _PARTITIONERS)
     partitioner = _PARTITIONERS[name]
-    # A path may contain commas.
-    argument, *pairs = [rest] if name == "file" else rest.split(",")
+    # A path may contain commas, and so may the name of a column.
+    argument, *pairs = [rest] if name in ("file", "by") else rest.split(",")
     options = dict(pair.strip().partition("=")[::2] for pair in pairs)
     spec = Spec(text, partitioner.grammar, argument.strip(), options)
     if partitioner.argument is None and argument:

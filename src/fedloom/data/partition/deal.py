@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ class Dealing:
     n_classes: int
     rng: np.random.Generator
     reserve: ClassSets = frozenset()  # combinations of classes that no client may hold
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # of the data, beside x and y
 
     def members(self, label: int | np.integer) -> IntArray:
         """The samples of one class, shuffled."""

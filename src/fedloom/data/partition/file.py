@@ -13,7 +13,7 @@ def deal(spec: Spec, dealing: Dealing) -> Partition:
 
 PARTITIONER = Partitioner(
     "file:PATH",
-    "read from a .json list of lists of row numbers, or .npz",
+    "read from a file: .json rows of every client, .csv client of every row, .npz",
     deal,
     argument="PATH",
     names_rows=True,

@@ -1,0 +1,319 @@
+"""Named columns, one value a row: data from files and Python objects, before it is a data set.
+
+A `Raw` is what readers make: it does not say yet which column is the label. `dataset` finds that
+out, encodes what is text, and leaves aside what no model should see, such as who a row is of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedloom.data.dataset import Dataset, from_arrays
+from fedloom.data.formats import read_images
+from fedloom.data.options import Value, integer, number, sizes
+from fedloom.errors import FedloomError, unknown
+
+LABELS = ("label", "labels", "target", "class", "y")  # a label column is known by these names
+SITE = "site"  # the column that says which site a row is of
+
+_MOST_VALUES = 100  # different texts in a column that is encoded, one number for each
+_MISSING = ("refuse", "drop")
+_TEST_WORDS = {"train": False, "training": False, "test": True, "val": True, "validation": True}
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Raw:
+    """Columns by name; `test` marks the rows of the test part, and `classes` are the names behind
+    the numbers in a column."""
+
+    columns: dict[str, Any]
+    test: Mask
+    classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(columns: Mapping[str, Any], classes: Mapping[str, Sequence[str]] | None = None) -> Raw:
+        """Columns of training data."""
+        held = {str(name): values for name, values in columns.items()}
+        lengths = {name: len(values) for name, values in held.items()}
+        if len(set(lengths.values())) > 1:
+            few, many = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
+            raise FedloomError(
+                f"Column '{many}' has {lengths[many]} rows, but '{few}' has {lengths[few]}."
+            )
+        named = {str(name): tuple(map(str, names)) for name, names in (classes or {}).items()}
+        return Raw(held, np.zeros(next(iter(lengths.values()), 0), bool), named)
+
+    @staticmethod
+    def of_arrays(held: Mapping[str, Any]) -> Raw:
+        """Arrays x and y (or x_train, y_train), perhaps x_test and y_test, and others with a value
+        for each row, whose names may end in the same way."""
+        plain = {key.removesuffix("_train"): array for key, array in held.items()}
+        test = {key[:-5]: array for key, array in plain.items() if key.endswith("_test")}
+        train = {key: array for key, array in plain.items() if not key.endswith("_test")}
+        if not {"x", "y"} <= train.keys() or not ({"x", "y"} <= test.keys() or not test):
+            raise FedloomError(
+                f"There are the arrays {', '.join(sorted(held)) or 'none'}; x and y are needed, "
+                "and there may be x_test and y_test, both or neither."
+            )
+        if not test:
+            return Raw.of(train)
+        for one in set(train) ^ set(test):
+            raise FedloomError(
+                f"The array '{one}' is there for training data or for test data only. Give "
+                f"{one} and {one}_test, or neither."
+            )
+        return Raw.joined([Raw.of(train), Raw.of(test).as_test()])
+
+    def as_test(self) -> Raw:
+        """The same rows, for testing."""
+        return dataclasses.replace(self, test=np.ones_like(self.test))
+
+    @staticmethod
+    def joined(parts: Sequence[Raw]) -> Raw:
+        """One part behind the other; all must have the same columns."""
+        first, *others = parts
+        for part in others:
+            if odd := set(first.columns) ^ set(part.columns):
+                raise FedloomError(
+                    f"Not all parts of the data have the column '{min(odd)}'. Give all of them the "
+                    "same columns."
+                )
+        columns = {name: _stacked([part.columns[name] for part in parts]) for name in first.columns}
+        classes = {name: names for part in parts for name, names in part.classes.items()}
+        return Raw(columns, np.concatenate([part.test for part in parts]), classes)
+
+    @staticmethod
+    def of_sites(sites: Mapping[str, Raw]) -> Raw:
+        """The rows of all sites, and the column `site`."""
+        if not sites:
+            raise FedloomError("There are no sites. Give data for each.")
+        named = []
+        for site, raw in sites.items():
+            if SITE in raw.columns:
+                raise FedloomError(
+                    f"The data of {site} has a column '{SITE}' of its own, which is what sites are "
+                    "told apart by. Give it another name."
+                )
+            column = np.full(len(raw.test), site, dtype=object)
+            named.append(dataclasses.replace(raw, columns={**raw.columns, SITE: column}))
+        return Raw.joined(named)
+
+    def dataset(
+        self,
+        name: str,
+        *,
+        label: Value | None = None,
+        user: Value | None = None,
+        features: Value | None = None,
+        split: Value | None = None,
+        missing: Value = "refuse",
+        size: Value | None = None,
+        test_share: Value = 0.2,
+        seed: Value = 0,
+    ) -> Dataset:
+        """The data set of these columns, by the options that a user may give.
+
+        `label` and `features` are columns, `user` those that no model sees; `split` says train or
+        test of each row; rows with empty cells are refused, or left out (`missing=drop`); pictures
+        are scaled to `size`.
+        """
+        asked, aside = self._names(features, "features"), self._names(user, "user")
+        aside += [SITE] * (SITE in self.columns and SITE not in aside)
+        target = self._label(label)
+        if split is not None:
+            column = self._name(split, "split")
+            self.test |= self._is_test(column)
+            aside.append(column)
+        wide = [n for n in asked or self.columns if n not in (target, *aside) and _is_wide(self[n])]
+        seen = asked or wide or [n for n in self.columns if n not in (target, *aside)]
+        if not seen or (wide and len(seen) > 1):
+            raise FedloomError(
+                f"'{name}' must have one column of pictures or arrays, or others of numbers and "
+                f"texts, beside its label '{target}'; it has {', '.join(seen) or 'none'}. Say "
+                "which with data_options.features=COLUMN."
+            )
+        rows = self._rows([target, *seen, *(n for n in aside if n not in seen)], str(missing))
+        labels = self._labels(target, rows)
+        if wide:
+            (one,) = seen
+            x, names = _array(one, _picked(self[one], rows), size), list[str]()
+        else:
+            x, names = _encoded(name, {n: self._series(n)[rows] for n in seen})
+        cut = int(np.count_nonzero(~self.test[rows]))
+        x_test, y_test = (x[cut:], labels[cut:]) if cut < len(rows) else (None, None)
+        made = from_arrays(
+            x[:cut], labels[:cut], x_test, y_test, name=name, classes=self.classes.get(target),
+            test_share=number("test_share", test_share), seed=integer("seed", seed),
+        )  # fmt: skip
+        kept = [n for n in self.columns if not _is_wide(self[n]) and (n not in seen or n in aside)]
+        columns = {n: self._series(n)[rows].to_numpy() for n in kept}
+        return dataclasses.replace(made, columns=columns, features=tuple(names))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+    def _series(self, name: str) -> pd.Series:
+        values = self.columns[name]
+        if isinstance(values, pd.Series):
+            return values.reset_index(drop=True)
+        return pd.Series(np.asarray(values) if hasattr(values, "__array__") else list(values))
+
+    def _names(self, given: Value | None, option: str) -> list[str]:
+        """Columns as a user lists them: a,b or [a, b]."""
+        if given is None:
+            return []
+        words: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+        if len(words) == 1 and str(words[0]) not in self.columns:
+            words = str(words[0]).split(",")
+        found = [str(word).strip() for word in words]
+        for word in found:
+            if word not in self.columns:
+                raise unknown(f"column in {option}", word, self.columns)
+        return list(dict.fromkeys(found))
+
+    def _name(self, given: Value, option: str) -> str:
+        if str(given) not in self.columns:
+            raise unknown(f"column in {option}", str(given), self.columns)
+        return str(given)
+
+    def _label(self, given: Value | None) -> str:
+        if given is not None:
+            return self._name(given, "label")
+        lower = {name.lower(): name for name in reversed(self.columns)}
+        found = next((lower[word] for word in LABELS if word in lower), None)
+        if found is None:
+            raise FedloomError(
+                "Which column is the label? Say it with data_options.label=COLUMN; there are "
+                f"{', '.join(map(str, self.columns))}."
+            )
+        return found
+
+    def _labels(self, name: str, rows: npt.NDArray[np.int64]) -> Any:
+        if _is_wide(self[name]):
+            return np.asarray(_picked(self[name], rows))  # to be refused
+        column = self._series(name)[rows]
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            column = column.astype(object)
+        return list(column.tolist())
+
+    def _is_test(self, column: str) -> Mask:
+        words = self._series(column).astype(str).str.strip().str.lower()
+        odd = sorted(set(words) - set(_TEST_WORDS))
+        if odd:
+            raise FedloomError(
+                f"The column '{column}' says of every row whether it is for training: train or "
+                f"test, not '{odd[0]}'."
+            )
+        return np.array([_TEST_WORDS[word] for word in words], bool)
+
+    def _rows(self, names: Sequence[str], missing: str) -> npt.NDArray[np.int64]:
+        """The rows to use: those for training first, and none with an empty cell."""
+        if missing not in _MISSING:
+            raise unknown("way with missing values", missing, _MISSING)
+        empty = np.zeros(len(self.test), bool)
+        for name in names:
+            if _is_wide(self[name]):
+                continue
+            blank = self._series(name).isna().to_numpy()
+            if blank.any() and missing == "refuse":
+                raise FedloomError(
+                    f"The column '{name}' has {blank.sum()} empty cells, the first in row "
+                    f"{int(blank.argmax())} (from 0). Fill them; leave such rows out "
+                    "(data_options.missing=drop); or leave the column out "
+                    "(data_options.features=COLUMN,COLUMN)."
+                )
+            empty |= blank
+        order = np.argsort(self.test, kind="stable")
+        return order[~empty[order]].astype(np.int64)
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    """The same column of several parts, one behind the other."""
+    if any(isinstance(part, pd.Series) for part in parts):
+        return pd.concat([pd.Series(part) for part in parts], ignore_index=True)
+    if all(isinstance(part, np.ndarray) for part in parts):
+        if len({part.shape[1:] for part in parts}) > 1:
+            shapes = " and ".join(sorted({str(part.shape[1:]) for part in parts}))
+            raise FedloomError(f"Parts of the data have samples of different shapes: {shapes}.")
+        return np.concatenate(parts)
+    return [value for part in parts for value in part]
+
+
+def _is_wide(values: Any) -> bool:
+    """Whether a cell is more than a number or a text: a picture or an array."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values.ndim > 1
+    first = next(iter(values), None)
+    picture = isinstance(first, Path) or hasattr(first, "convert")
+    return picture or (hasattr(first, "__len__") and not isinstance(first, str))
+
+
+def _picked(values: Any, rows: npt.NDArray[np.int64]) -> Any:
+    """These rows of a column; all of them, in order, are no copy."""
+    if isinstance(values, np.ndarray):
+        return values if np.array_equal(rows, np.arange(len(values))) else values[rows]
+    held = list(values)
+    return [held[row] for row in rows.tolist()]
+
+
+def _array(name: str, cells: Sequence[Any], size: Value | None) -> np.ndarray:
+    """Pictures or arrays of one shape as one array."""
+    if isinstance(cells[0], Path) or hasattr(cells[0], "convert"):
+        wanted = None
+        if size is not None:
+            height, width = sizes("size", size, 2)
+            wanted = height, width
+        return read_images(cells, wanted)
+    if size is not None:
+        raise FedloomError(f"data_options.size is for pictures, and '{name}' holds arrays.")
+    if isinstance(cells, np.ndarray) and cells.dtype != object:
+        return cells
+    arrays = [np.asarray(cell) for cell in cells]
+    for row, array in enumerate(arrays):
+        if array.shape != arrays[0].shape:
+            raise FedloomError(
+                f"'{name}' has arrays of shape {arrays[0].shape} and, in row {row}, of "
+                f"{array.shape}. Give all the same shape: pad or cut them."
+            )
+    return np.stack(arrays)
+
+
+def _encoded(name: str, columns: Mapping[str, pd.Series]) -> tuple[np.ndarray, list[str]]:
+    """A table of numbers and its columns' names: a text column becomes one for each text, 1 where
+    it stands."""
+    parts: list[np.ndarray] = []
+    names: list[str] = []
+    for column, values in columns.items():
+        if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
+            parts.append(values.to_numpy()[:, None])
+            names.append(column)
+            continue
+        if pd.api.types.is_datetime64_any_dtype(values):
+            raise FedloomError(
+                f"The column '{column}' of '{name}' holds dates. Make numbers of them, or leave it "
+                "out (data_options.features=COLUMN,COLUMN)."
+            )
+        texts = values.astype(str)
+        found = sorted(texts.unique())
+        if len(found) > _MOST_VALUES:
+            raise FedloomError(
+                f"The column '{column}' of '{name}' has {len(found)} different texts, such as "
+                f"'{found[0]}'; at most {_MOST_VALUES} become columns of numbers. Is it who the "
+                f"rows are of (--partition by:{column}, or data_options.user={column})? Else leave "
+                "it out (data_options.features=COLUMN,COLUMN)."
+            )
+        parts.append(texts.to_numpy()[:, None] == np.array(found, dtype=object))
+        names += [f"{column}={text}" for text in found]
+    whole = all(part.dtype.kind in "biu" for part in parts)
+    table = np.concatenate([part.astype(np.int64 if whole else np.float64) for part in parts], 1)
+    return table, names
