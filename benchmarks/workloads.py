@@ -266,8 +266,8 @@ class BareSub(Bare):
             self._module.train()(x)
             self._module.eval()
             for block in self._module.blocks:  # type: ignore[union-attr, operator]
+                h = torch.relu(block.norm(block.conv(x))).mean((0, 2, 3)).abs()  # before pooling
                 x = block(x)
-                h = x.mean((0, 2, 3)).abs()
                 keep.append(torch.sort(torch.topk(h, int(np.ceil(r * len(h)))).indices).values)
         return keep
 
