@@ -298,13 +298,15 @@ class BareMeta(Bare):
         for step in rule.plan(sizes, Budget(), stream(0, "batches", t, client)):
             fast = w
             for batch in step[SUPPORT]:
-                x, y = (v[torch.from_numpy(batch)] for v in data[SUPPORT])
+                x, y = (v[torch.from_numpy(batch[batch >= 0])] for v in data[SUPPORT])
                 loss = F.cross_entropy(functional_call(self._module, fast, (x,)), y)
                 grads = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
                 fast = {k: v - 0.01 * g for (k, v), g in zip(fast.items(), grads, strict=True)}
-            x, y = (v[torch.from_numpy(step[QUERY])] for v in data[QUERY])
-            loss = F.cross_entropy(functional_call(self._module, fast, (x,)), y)
-            grads = torch.autograd.grad(loss, list(w.values()))
+            losses = []
+            for batch in step[QUERY]:
+                x, y = (v[torch.from_numpy(batch[batch >= 0])] for v in data[QUERY])
+                losses.append(F.cross_entropy(functional_call(self._module, fast, (x,)), y))
+            grads = torch.autograd.grad(torch.stack(losses).mean(), list(w.values()))
             with torch.no_grad():
                 for value, grad in zip(w.values(), grads, strict=True):
                     value.sub_(grad, alpha=0.05)

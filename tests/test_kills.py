@@ -46,6 +46,7 @@ def prepared(config, method, **given):
     return MadeUp(
         config=config, state=State(config.seed), about={"settings": settings_of(config)},
         engine=SimpleNamespace(close=lambda: None), device=torch.device("cpu"), manifest={},
+        federation=SimpleNamespace(partition=SimpleNamespace(names=())),
     )  # fmt: skip
 
 

@@ -219,8 +219,6 @@ def test_what_tokens_cannot_do_is_refused(quick):
     with pytest.raises(fedloom.FedloomError, match="public=noise:8 is no data for a model"):
         quick("fedswap:partner=min", data=(x, y), model=Words, public="noise:8",
               participation=1.0)  # fmt: skip
-    with pytest.raises(fedloom.FedloomError, match="in layer 'words'"):
-        quick("heterofl", data=(x, y), model=Words, capacities="1:0.5,0.5:0.5")
 
 
 def test_an_embedding_of_positions_makes_no_tokens(quick):
