@@ -1,6 +1,7 @@
 import functools
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,22 @@ def start_process():
 def in_tmp(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def call(in_tmp, monkeypatch, capsys):
+    """`fedloom WORDS`: the exit code and what was printed."""
+
+    from fedloom.cli import main
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as e:
+            code = e.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return run

@@ -1,7 +1,6 @@
 """Every user is a client, under the name that it has in the data."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.cli import main
 from fedloom.data.partition import Partition
 
 USERS = ("ana", "bo", "cy")
@@ -26,23 +24,6 @@ def visits(n=90, users=USERS):
     return pd.DataFrame(
         {"who": who, "age": age, "income": rng.normal(3e4, 1e4, n), "town": town, "does": does}
     )
-
-
-@pytest.fixture
-def call(in_tmp, monkeypatch, capsys):
-    """`fedloom WORDS`: the exit code and what was printed."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as e:
-            code = e.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
-
-    return run
 
 
 @pytest.fixture

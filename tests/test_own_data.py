@@ -1,7 +1,6 @@
 """A user's own data, from the file or array to the model: rows, columns, labels and tokens."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 from torch import nn
 
 import fedloom
-from fedloom.cli import main
 from fedloom.data.catalog import load
 from fedloom.errors import FedloomError
 from fedloom.models.inputs import blank, looks_up
@@ -30,23 +28,6 @@ def natural(in_tmp):
     np.savez("nat.npz", x=x, y=user)
     Path("nat.json").write_text(json.dumps([np.flatnonzero(user == u).tolist() for u in range(5)]))
     return user
-
-
-@pytest.fixture
-def call(in_tmp, monkeypatch, capsys):
-    """`fedloom WORDS`: the exit code and what was printed."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as e:
-            code = e.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
-
-    return run
 
 
 @pytest.mark.parametrize("pool", [(), ("--pool",)])

@@ -2,14 +2,12 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedloom
-from fedloom.cli import main
 from fedloom.experiment.compare import Comparison
 from fedloom.experiment.reporting import comparison_page, headline
 from fedloom.report.html import Dot, Grid, Line, Page, Panel, render, table
@@ -25,18 +23,6 @@ def compared(tmp_path_factory):
         methods = ["fedavg", "fedavg-meta", "heterofl@capacities=1:0.5,0.5:0.5"]
         made = fedloom.compare(methods, seeds=2, out="c", participation=1.0, **SMALL)
         yield made, made.report()
-
-
-@pytest.fixture
-def call(in_tmp, monkeypatch, capsys):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out + printed.err
-
-    return run
 
 
 def data_of(file):
