@@ -376,6 +376,13 @@ def test_a_comparison_is_opened_again_with_all_that_it_said(in_tmp):
     assert "fedprox:mu=1" in Path("table.csv").read_text()
 
 
+def test_only_what_is_the_same_is_called_so_of_methods_with_their_own_settings(in_tmp):
+    longer = compared("fedavg", "fedavg@rounds=4", participation=0.5)
+    assert longer.differences["fedavg@rounds=4"] == ["rounds=4 (fedavg: 2)"]
+    other = compared("fedavg", "fedavg@test_share=0.3", out="b")
+    assert "clients" not in other.same
+
+
 def test_a_comparison_is_extended_by_a_method(in_tmp):
     compared("fedavg", "fedprox", seeds=2, out="whole", lr=0.2)
     compared("fedavg", seeds=2, out="grown", lr=0.2)
@@ -387,7 +394,7 @@ def test_a_comparison_is_extended_by_a_method(in_tmp):
     for words, said in ((["fedprox"], "has fedprox already"), (["fedmeta-maml"], "score_on=query")):
         with pytest.raises(FedloomError, match=said):
             fedloom.compare(words, extend="grown")
-    with pytest.raises(FedloomError, match=r"NAME@lr=VALUE"):
+    with pytest.raises(FedloomError, match=r"lr can't be given.*NAME@SETTING=VALUE"):
         fedloom.compare(["scaffold"], extend="grown", lr=0.1)
     with pytest.raises(FedloomError, match="no comparison"):
         fedloom.compare(["scaffold"], extend="nowhere")

@@ -38,11 +38,16 @@ def test_settings_that_do_nothing_for_a_method_are_not_swept_there():
     ("axes", "said"),
     [(["lr"], "SETTING=VALUE"), (["lr="], "SETTING=VALUE"), (["lrr=1,2"], "Did you mean 'lr'"),
      (["lr=1,1"], "twice"), (["lr=1", "lr=2"], "twice"), (["seed=1,2"], "--seeds"),
-     (["lr=fast"], "lr=")],
+     (["lr=fast"], "lr="), (["clients=4,6"], "clients is swept")],
 )  # fmt: skip
 def test_a_wrong_sweep_gets_a_sentence(axes, said):
     with pytest.raises(FedloomError, match=said):
         sweep(*axes)
+
+
+def test_what_is_swept_is_not_given_twice():
+    with pytest.raises(FedloomError, match=r"fedavg@lr=0\.3 would do nothing"):
+        sweep("lr=0.1,0.2", methods=("fedavg@lr=0.3",))
 
 
 def test_the_best_is_found_and_what_is_finished_is_not_run_again(in_tmp):

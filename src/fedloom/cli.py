@@ -807,6 +807,8 @@ def topology(
     from fedloom.topology import NETWORKS, Faults, Peers, network
     from fedloom.topology.report import ContactReport
 
+    if spec is None and (plot or spread):
+        raise FedloomError("Name the network to draw: fedloom topology waypoint,area=500 ...")
     if spec is None:
         print_networks(NETWORKS)
         return

@@ -206,8 +206,9 @@ def _check_extension(
     again = [key for key in given if not (key in _OBJECTS and asked.get(key) == "custom")]
     if again:
         raise FedloomError(
-            f"A comparison is extended with the settings that it was begun with, so {again[0]} "
-            f"can't be given. One method alone may have its own: NAME@{again[0]}=VALUE."
+            f"A comparison is extended with the settings and seeds that it was begun with, so "
+            f"{again[0]} can't be given. One method alone may have settings of its own: "
+            "NAME@SETTING=VALUE."
         )
     lacks = [key for key in _OBJECTS if asked.get(key) == "custom" and key not in given]
     if lacks:

@@ -57,7 +57,9 @@ def in_common(runs: Runs) -> list[str]:
     """What is the same in all runs of a seed, of what methods should be compared on."""
     facts: dict[str, Callable[[Result], Any]] = {
         "data": lambda r: [r.config.get(key) for key in _DATA] + [r.about.get("fingerprint")],
-        "clients": lambda r: [r.config.get(key) for key in _CLIENTS] + [_taken(r)],
+        "clients": lambda r: (
+            [r.config.get(key) for key in (*_CLIENTS, *_DATA)] + [_taken(r), r.about.get("dealt")]
+        ),
         "initial weights": _beginning,
         "participants": _participants,
     }
@@ -169,11 +171,17 @@ def _model(run: Result, base: Result) -> list[str]:
 
 def _turnout(results: Sequence[Result], base: Sequence[Result], baseline: str) -> list[str]:
     pairs = list(zip(results, base, strict=True))
-    if all(_participants(one) == _participants(other) for one, other in pairs):
-        return []
+    if all(
+        a == b
+        for one, other in pairs
+        for a, b in zip(_participants(one), _participants(other), strict=False)
+    ):
+        return []  # in the rounds that both have
     mine, theirs = (
         float(np.mean([r.rounds["participants"].mean() for r in side])) for side in (results, base)
     )
+    if mine == theirs:
+        return ["other participants"]
     return [f"{mine:.4g} participants a round ({baseline}: {theirs:.4g})"]
 
 

@@ -233,7 +233,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
                 words = _log(job).read_text().strip()
                 if job.process.returncode and "Training diverged" in words:
                     _diverged(job).write_text(words)  # a result too: it is not tried again
-                elif job.process.returncode:
+                elif job.process.returncode and not finished(job):
                     # Others would very likely fail as well: no more are started.
                     failed.append(f"{job.path.name}: {words}")
             everything = sum(j.rounds for j in jobs)

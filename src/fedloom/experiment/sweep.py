@@ -87,6 +87,12 @@ class Sweep(Study):
         for key in keys:
             if keys.count(key) > 1:
                 raise FedloomError(f"--sweep {key}=... is given twice: put its values in one.")
+            given = [e.label for e in self.entries if key in e.own]
+            if given or key in settings:
+                where = given[0] if given else f"--{key.replace('_', '-')}"
+                raise FedloomError(
+                    f"{key} is swept, so {where} would do nothing: give its values in --sweep only."
+                )
             if key in ("seed", "method"):
                 raise FedloomError(f"{key} can't be swept: give --seeds, or name several methods.")
         if np.prod([len(axis.values) for axis in axes]) * len(methods) > _MOST_CELLS:
