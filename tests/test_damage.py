@@ -3,6 +3,8 @@
 import contextlib
 import random
 import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -109,3 +111,18 @@ def test_any_flip_in_a_sealed_table_is_noticed_unless_it_only_hides_the_checksum
         if other is not None:
             pd.testing.assert_frame_equal(other, table)
     assert sum(other is None for other in found) > 0.95 * len(found)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no list of threads here")
+def test_reading_a_table_starts_no_threads():
+    """pyarrow's own now and then abort a process that ends right after (exit code 134)."""
+    code = (
+        "import os; import pandas as pd\n"
+        "from fedloom.experiment.checksums import open_table, seal_table\n"
+        "import pyarrow.parquet\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "open_table(seal_table(pd.DataFrame({'a': [1, 2], 'b': ['x', 'y']})))\n"
+        "print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0"

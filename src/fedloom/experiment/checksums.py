@@ -78,7 +78,7 @@ def seal_table(table: pd.DataFrame) -> bytes:
     import pyarrow as pa  # here: only tables need it
     import pyarrow.parquet as pq
 
-    content = pa.Table.from_pandas(table, preserve_index=False)
+    content = pa.Table.from_pandas(table, preserve_index=False, nthreads=1)
     about = {**(content.schema.metadata or {}), b"fedloom": b"fedloom-crc32:" + _BLANK}
     file = io.BytesIO()
     pq.write_table(content.replace_schema_metadata(about), file)
@@ -98,6 +98,8 @@ def open_table(content: bytes) -> pd.DataFrame:
         if checksum(blank).encode() != found[1]:
             raise Damaged("its checksum does not match")
     try:
-        return pq.read_table(pa.BufferReader(content)).to_pandas()
+        # On this thread alone: pyarrow's own now and then abort a process that ends after a read.
+        file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
+        return file.read(use_threads=False).to_pandas(use_threads=False)
     except (pa.ArrowException, ValueError, OSError, KeyError, TypeError) as e:
         raise Damaged(f"it is not a table: {' '.join(str(e).split())}") from None
