@@ -14,10 +14,11 @@ from torch.nn import functional as F
 import fedloom
 from fedloom.engine import kernels as engine_kernels
 from fedloom.engine.batches import Augment
-from fedloom.engine.kernels import kernels_for, resolve
+from fedloom.engine.kernels import kernels_for, resolve, update_of
 from fedloom.engine.resident import flat
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
+from fedloom.local import Optimiser
 from fedloom.mix import Networks
 from fedloom.models import build
 from fedloom.native import library as native_library
@@ -213,10 +214,58 @@ def test_a_step_by_hand():
     row = torch.zeros(layout.size)
     native = Native(net, layout, (2, 1, 1))
     x = torch.tensor([[[[1.0]], [[2.0]]]])
-    loss = native.steps(row, torch.zeros(6), plain(x), torch.tensor([0]), np.array([0, 1]), 0.5)
+    update = update_of(Optimiser(lr=0.5), {})
+    loss = native.steps(row, torch.zeros(6), plain(x), torch.tensor([0]), np.array([0, 1]), update)
     # Equal logits: p = (½, ½), loss ln 2, ∂/∂z = (−½, ½), ∂/∂w = (−½)(1, 2) and (½)(1, 2).
     assert loss == pytest.approx(np.log(2), rel=1e-6)
     assert row.tolist() == [0.25, 0.5, -0.25, -0.5, 0.25, -0.25]
+
+
+OPTIMISERS = [
+    Optimiser(0.05),
+    Optimiser(0.05, weight_decay=1e-2),
+    Optimiser(0.05, momentum=0.9),
+    Optimiser(0.05, momentum=0.9, weight_decay=1e-2, clip=0.3),
+    Optimiser(0.01, kind="adam", clip=5.0),
+    Optimiser(0.01, kind="adamw", weight_decay=0.1, beta1=0.4),
+    Optimiser(0.02, kind="adagrad", weight_decay=1e-2),
+]
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
+@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=str)
+def test_whole_steps_are_the_optimisers(optimiser, number):
+    """In one call, step by step, and with torch's optimiser: the last layers are tied, so weights
+    that move as soon as their gradient is known are beside some that must wait."""
+    torch.manual_seed(3)
+    tied = nn.Linear(7, 7)
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 7, bias=False), nn.ReLU(), tied,
+        nn.Tanh(), tied, nn.Linear(7, 3),
+    )  # fmt: skip
+    layout = Layout.of(net)
+    native = Native(net, layout, (1, 6, 6), number)
+    x, y = torch.randn(50, 1, 6, 6), torch.randint(0, 3, (50,))
+    cuts = np.array([0, 11, 22, 33, 44, 50])
+    begun, lines = layout.flatten(net), []
+    for way in ("together", "one by one", "torch"):
+        row, memory = begun.clone(), optimiser.memory(begun[: layout.trainable])
+        grad, update = torch.zeros(layout.trainable), update_of(optimiser, memory)
+        if way == "together":
+            native.steps(row, grad, plain(x), y, cuts, update)
+        else:
+            for a, b in zip(cuts, cuts[1:], strict=False):
+                some = Pictures(x.numpy(), np.arange(a, b))
+                native.gradient(row, grad, some, y[a:b])
+                if way == "torch":
+                    optimiser.step(row[: layout.trainable], grad, memory)
+                else:
+                    native.update(row[: layout.trainable], grad, update)
+        lines.append(torch.cat([row, grad, *memory.values()]))
+    assert torch.equal(lines[0], lines[1])
+    torch.testing.assert_close(lines[1], lines[2], rtol=1e-4, atol=2e-6)
+    assert (lines[0][: layout.size] - begun).norm() > 0.01
 
 
 @needs_kernels

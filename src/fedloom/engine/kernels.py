@@ -7,14 +7,18 @@ networks of wide convolutions to torch, whose kernels for them use AVX-512 where
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.errors import FedloomError, unknown
 from fedloom.layout import Layout
-from fedloom.local import LocalRule
+from fedloom.local import LocalRule, Optimiser
+from fedloom.local.optimiser import KINDS
 from fedloom.native.library import SETS, instructions, library, right, why_not
-from fedloom.native.net import Native
+from fedloom.native.net import Native, Update
 from fedloom.native.plan import Unplanned
 from fedloom.native.verify import agrees
 
@@ -116,6 +120,16 @@ def whole_steps(rule: LocalRule) -> bool:
     """Whether the kernels can do all of this rule's step: fetch, normalise, gradient."""
     plain = type(rule).objective is LocalRule.objective
     return plain and not rule.differentiates and not rule.narrows
+
+
+def update_of(optimiser: Optimiser, memory: Mapping[str, Tensor]) -> Update:
+    """The optimiser as the kernels take it. `memory` is one client's; it is updated in place, and
+    must live as long as what is returned."""
+    o, at = optimiser, {name: value.data_ptr() for name, value in memory.items()}
+    first, second, *_ = *(at[name] for name in o.values if name != "count"), None, None
+    clip = math.inf if o.clip is None else o.clip
+    numbers = (o.lr, o.momentum, o.weight_decay, clip, o.beta1, o.beta2, o.eps)
+    return Update(KINDS.index(o.kind), first, second, at.get("count"), *numbers)
 
 
 def described(found: Native | str, rule: LocalRule) -> str:

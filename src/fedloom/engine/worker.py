@@ -20,13 +20,13 @@ from torch.nn import functional as F
 from fedloom.data.public import PublicSet
 from fedloom.engine.base import Block, Done, Scored, Setting, Task
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
-from fedloom.engine.kernels import kernels_for, whole_steps
+from fedloom.engine.kernels import kernels_for, update_of, whole_steps
 from fedloom.engine.memory import keep_freed_memory
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.errors import FedloomError, telling_memory
 from fedloom.kinds import Declared, Section
 from fedloom.layout import Layout
-from fedloom.local import Batch, LocalRule, Optimiser
+from fedloom.local import Batch, LocalRule
 from fedloom.local.rule import Back, Context, Params, Samples, counted
 from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
 from fedloom.models.norm import has_tracked_norm, settle
@@ -187,8 +187,11 @@ class Worker:
         pictures, y = shelf.pictures(batches)
         data_seconds = time.perf_counter() - started
         cuts = np.cumsum([0, *map(len, batches)])
-        if is_plain(rule, optimiser) and not native.plan(training=True).masks:
-            loss = native.steps(resident.row, resident.grad, pictures, y, cuts, optimiser.lr)
+        follows = rule.hands_back == "weights"
+        bends = type(rule).direction is not LocalRule.direction
+        update = update_of(optimiser, memory)
+        if follows and not bends and not native.plan(training=True).masks:
+            loss = native.steps(resident.row, resident.grad, pictures, y, cuts, update)
             resident.count(len(batches))
             return loss, int(cuts[-1]), data_seconds
         loss_sum = 0.0
@@ -196,8 +199,8 @@ class Worker:
             loss = native.gradient(resident.row, resident.grad, pictures.some(a, b), y[a:b])
             resident.count(1)
             grad = rule.direction(resident.grad, resident.weights, me)
-            if rule.hands_back == "weights":
-                optimiser.step(resident.weights, grad, memory)
+            if follows:
+                native.update(resident.weights, grad, update)
             loss_sum += loss * (b - a)
         return loss_sum, int(cuts[-1]), data_seconds
 
@@ -212,6 +215,8 @@ class Worker:
     ) -> tuple[float, int, float]:
         """The same, through autograd."""
         s, optimiser = self.setting, task.optimiser
+        native = resident.native
+        update = None if native is None else update_of(optimiser, memory)
         loss_sum = torch.zeros((), device=s.device)
         seen, data_seconds = 0, 0.0
         for step, width in zip(job.steps, job.widths, strict=True):
@@ -230,7 +235,9 @@ class Worker:
                 loss.backward()
             with torch.no_grad():
                 grad = rule.direction(resident.grad, resident.weights, me)
-                if rule.hands_back == "weights":
+                if rule.hands_back == "weights" and native is not None and update is not None:
+                    native.update(resident.weights, grad, update)
+                elif rule.hands_back == "weights":
                     optimiser.step(resident.weights, grad, memory)
                 size = counted(step)
                 loss_sum += loss.detach() * size
@@ -539,13 +546,6 @@ class Worker:
             everyone = range(federation.n_clients)
             self._pool[part] = np.concatenate([federation.indices(c, part) for c in everyone])
         return self._pool[part]
-
-
-def is_plain(rule: LocalRule, optimiser: Optimiser) -> bool:
-    """Whether a step is w ← w − η ∇L and nothing else."""
-    bends = type(rule).direction is not LocalRule.direction
-    extra = optimiser.momentum or optimiser.weight_decay or optimiser.clip is not None
-    return rule.hands_back == "weights" and optimiser.kind == "sgd" and not bends and not extra
 
 
 def diverged(client: int, task: Task) -> Diverged:

@@ -44,6 +44,18 @@ struct Value {
     int64_t c, h, w, pad, of;  // of: the value whose memory this is another view of, or -1
 };
 
+enum Method { SGD, ADAM, ADAMW, ADAGRAD };
+
+struct Update {  // how weights follow a gradient, mirrored in net.py
+    int64_t kind;
+    float *first, *second, *count;  // what the method remembers of every weight, and its steps; null: nothing
+    double lr, momentum, decay, clip, beta1, beta2, eps;  // clip: infinite for none
+};
+
+struct Rates {  // an update's constants of one step
+    float lr, momentum, decay, share, keep, new1, beta2, new2, eps, rate, root;
+};
+
 struct Tap { int32_t in, w; };                      // where a tap reads, and its place among packed weights
 struct Cell { int32_t to, from, step, n, list; };   // neighbouring input positions with the same taps
 struct Taps { Tap* first; int32_t count; };
@@ -77,6 +89,9 @@ struct Program {
     long grad_size;
     std::vector<long>* grad_at;
     int n;                       // samples of the loaded batch
+    std::vector<char>* alone;    // by operation: a linear layer whose weights nothing else reads
+    const Update* at_once;       // such layers' weights move as soon as their gradient is known
+    Rates rates;
     float* rows;                 // the loaded images as [sample][pixel], for a linear layer that reads them
 };
 
@@ -279,15 +294,16 @@ struct Table {
     void (*load)(Program*, const void*, int, const int64_t*, int, const float*, const float*, const uint8_t*, const int32_t*, int);
     void (*forward)(Program*, float*, int);
     void (*logits)(Program*, float*);
-    void (*backward)(Program*, const float*, float*, int);
+    void (*backward)(Program*, float*, float*, int);
     void (*put)(Program*, const float*);
     double (*loss)(Program*, const int64_t*, float);
-    void (*along)(Program*, const float*, const float*, float*, float*);
+    void (*along)(Program*, float*, const float*, float*, float*);
     void (*mask)(Program*, int, const float*);
     void (*read)(const Program*, int, float*, long);
-    void (*descend)(float*, const float*, long, float);
+    void (*descend)(float*, const float*, long, long, const Update&, const Rates&);
+    double (*squares)(const float*, long);
 };
-#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend}
+#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend, isa::squares}
 #if defined(__x86_64__)
 const Table tables[] = {TABLE(plain), TABLE(avx2), TABLE(avx512)};
 const int lanes_of[] = {4, 8, 16};
@@ -296,6 +312,45 @@ const Table tables[] = {TABLE(plain)};
 const int lanes_of[] = {4};
 #endif
 const Table& of(const Program* p) { return tables[p->isa]; }
+
+// The constants of an update's next step. Its count goes up; what needs many digits is computed in double precision.
+Rates rates_of(const Update& u, double squares) {
+    Rates r{};
+    r.lr = u.lr, r.momentum = u.momentum, r.decay = u.kind == ADAMW ? 0 : u.decay, r.eps = u.eps;
+    r.keep = u.kind == ADAMW ? 1 - u.lr * u.decay : 1;
+    r.share = std::isinf(u.clip) ? 1.f : std::min(1.f, (float)u.clip / ((float)std::sqrt(squares) + 1e-6f));
+    if (u.kind == ADAM || u.kind == ADAMW) {
+        const double count = *u.count += 1;
+        r.new1 = 1 - u.beta1, r.beta2 = u.beta2, r.new2 = 1 - u.beta2;
+        r.rate = (float)u.lr / (float)(1 - std::pow(u.beta1, count));
+        r.root = 1 / std::sqrt(1 - std::pow(u.beta2, count));
+    }
+    return r;
+}
+
+void update(int isa, float* W, const float* G, long n, const Update& u) {
+    const Table& t = tables[isa];
+    t.descend(W, G, 0, n, u, rates_of(u, std::isinf(u.clip) ? 0 : t.squares(G, n)));
+}
+
+// Which linear layers have weights that no other operation learns: their gradient is whole as soon as it is there.
+void find_alone(Program* p) {
+    auto& alone = *p->alone;
+    alone.assign(p->n_ops, 0);
+    for (int i = 0; i < p->n_ops; i++) {
+        const Op& o = p->ops[i];
+        if (o.kind != LINEAR || !o.learns || !p->g[o.out]) continue;
+        const Value& in = p->values[o.in];
+        const long end = o.weight + in.c * in.h * in.w * p->values[o.out].c;
+        bool mine = true;
+        for (int j = 0; j < p->n_ops; j++) {
+            const Op& other = p->ops[j];
+            if (j == i || (other.kind != CONV && other.kind != LINEAR && other.kind != NORM)) continue;
+            for (long at : {other.weight, other.bias}) mine &= at < o.weight || at >= end;
+        }
+        alone[i] = mine;
+    }
+}
 }  // namespace
 
 extern "C" {
@@ -313,12 +368,13 @@ int fl_supported() {
 #endif
 }
 
-long fl_sizes(int which) { return which ? sizeof(Value) : sizeof(Op); }
+long fl_sizes(int which) { return which == 2 ? sizeof(Update) : which ? sizeof(Value) : sizeof(Op); }
 
 void fl_free(Program* p) {
     for (void* m : *p->owned) free(m);
     delete p->owned;
     delete p->grad_at;
+    delete p->alone;
     delete p;
 }
 
@@ -327,6 +383,7 @@ Program* fl_make(int isa, const Op* ops, int n_ops, const Value* values, int n_v
     if (!p) return nullptr;
     p->owned = new std::vector<void*>;
     p->grad_at = new std::vector<long>;
+    p->alone = new std::vector<char>;
     try {
         p->isa = isa, p->lanes = lanes_of[isa], p->n_ops = n_ops, p->n_values = n_values, p->n_out = n_out;
         p->blocks = (batch + p->lanes - 1) / p->lanes;
@@ -345,6 +402,7 @@ Program* fl_make(int isa, const Op* ops, int n_ops, const Value* values, int n_v
         place_values(p, p->x);
         place_gradients(p);
         point_gradients(p, p->g);
+        find_alone(p);
         long delta = 0, packed = 0, sums = 0, turned = 0, channels = 0, sets = 0;
         for (int i = 0; i < n_ops; i++) {
             const Op& o = p->ops[i];
@@ -407,7 +465,7 @@ void fl_forward(Program* p, float* W, int update, float* out) {
 void fl_read(const Program* p, int value, float* to, long stride) { of(p).read(p, value, to, stride); }
 
 // From d(loss)/d(outputs) of the batch that went forward last to d(loss)/d(W).
-void fl_backward(Program* p, const float* W, float* G, const float* d, int add) {
+void fl_backward(Program* p, float* W, float* G, const float* d, int add) {
     of(p).put(p, d);
     of(p).backward(p, W, G, add);
 }
@@ -422,7 +480,7 @@ double fl_gradient(Program* p, float* W, float* G, const int64_t* y, float share
 
 // Along the direction V, for the batch that went forward last: the derivative of the outputs (into `out`), and
 // of d(d . outputs)/d(W) (into G). Returns 0 if there is no memory for it.
-int fl_along(Program* p, const float* W, const float* V, const float* d, float* out, float* G) {
+int fl_along(Program* p, float* W, const float* V, const float* d, float* out, float* G) {
     if (!p->rdelta) {
         try {
             place_values(p, p->rx);
@@ -443,16 +501,41 @@ int fl_along(Program* p, const float* W, const float* V, const float* d, float* 
     return 1;
 }
 
-// Plain SGD: step k takes the samples at[cut[k]] to at[cut[k + 1] - 1]. Returns the sum of the samples' losses.
-double fl_steps(Program* p, float* W, float* G, long trainable, const void* images, int kind, const int64_t* at, const int64_t* y,
+// Weights follow a gradient.
+void fl_update(int isa, float* W, const float* G, long n, const Update* u) { update(isa, W, G, n, *u); }
+
+// Steps one after the other: step k takes the samples at[cut[k]] to at[cut[k + 1] - 1]. G is the last one's gradient. Returns
+// the sum of the samples' losses.
+double fl_train(Program* p, float* W, float* G, long trainable, const void* images, int kind, const int64_t* at, const int64_t* y,
                 const int64_t* cut, int steps, const float* scale, const float* shift, const uint8_t* flip, const int32_t* offset,
-                int crop, float lr) {
+                int crop, const Update* u) {
     double sum = 0;
+    // A tile of a gradient that is whole can go into the weights straight from registers; not where its norm must be known.
+    const bool soon = u->kind == SGD && std::isinf(u->clip);
+    if (soon) p->rates = rates_of(*u, 0);
     for (int k = 0; k < steps; k++) {
         const long a = cut[k], n = cut[k + 1] - a;
         of(p).load(p, images, kind, at + a, n, scale, shift, flip ? flip + a : nullptr, offset ? offset + 2 * a : nullptr, crop);
+        p->at_once = soon && k + 1 < steps ? u : nullptr;
         sum += n * fl_gradient(p, W, G, y + a, 1, 1, 0);
-        of(p).descend(W, G, trainable, lr);
+        if (!p->at_once) {
+            update(p->isa, W, G, trainable, *u);
+            continue;
+        }
+        // What is left: between the weights that have moved already.
+        long from = 0;
+        while (from < trainable) {
+            long to = trainable, next = trainable;
+            for (int i = 0; i < p->n_ops; i++) {
+                const Op& o = p->ops[i];
+                if (!(*p->alone)[i] || o.weight < from || o.weight > to) continue;
+                const Value& in = p->values[o.in];
+                to = o.weight, next = o.weight + in.c * in.h * in.w * p->values[o.out].c;
+            }
+            of(p).descend(W, G, from, to, *u, p->rates);
+            from = next;
+        }
+        p->at_once = nullptr;
     }
     return sum;
 }
@@ -1107,8 +1190,34 @@ FN void turn(const float* x, long n, long blocks, float* to) {
         }
 }
 
-template <int O>
-FN void outer_tile(const float* d, long m, const float* turned, long pitch, long blocks, float* g, long stride, long valid, bool add) {
+template <class T> INLINE T each(float f);
+template <> INLINE vf each<vf>(float f) { return all(f); }
+template <> INLINE float each<float>(float f) { return f; }
+
+// Where SGD takes a weight (or a vector of them).
+template <class T, bool MOMENTUM>
+INLINE T sgd(T w, T g, T& velocity, const Rates& r) {
+    g = w * each<T>(r.decay) + g;
+    if (MOMENTUM) g = velocity = velocity * each<T>(r.momentum) + g;
+    return w - each<T>(r.lr) * g;
+}
+
+enum Way { PUT, MORE, MOVE, MOVE_ON };  // a gradient is put down, added to one, or moves weights, without or with momentum
+
+template <class T, int WAY>
+INLINE void settle(T v, float* to, float* velocity, const Rates& r) {
+    T was{}, past{};
+    if (WAY != PUT) memcpy(&was, to, sizeof(T));
+    if (WAY == MOVE_ON) memcpy(&past, velocity, sizeof(T));
+    if (WAY == MORE) v = was + v;
+    if (WAY == MOVE || WAY == MOVE_ON) v = sgd<T, WAY == MOVE_ON>(was, v, past, r);
+    memcpy(to, &v, sizeof(T));
+    if (WAY == MOVE_ON) memcpy(velocity, &past, sizeof(T));
+}
+
+template <int O, int WAY>
+FN void outer_tile(const float* d, long m, const float* turned, long pitch, long blocks, float* g, float* velocity, long stride, long valid,
+                   const Rates& r) {
     vf acc[O][4];
     UNROLL for (int o = 0; o < O; o++) UNROLL for (int p = 0; p < 4; p++) acc[o][p] = vf{};
     for (long q = 0; q < blocks; q++, d += m * L)
@@ -1120,26 +1229,31 @@ FN void outer_tile(const float* d, long m, const float* turned, long pitch, long
                 UNROLL for (int o = 0; o < O; o++) acc[o][p] += k[o] * v;
             }
         }
-    if (valid >= 4 * L && !add) {
-        UNROLL for (int o = 0; o < O; o++) UNROLL for (int p = 0; p < 4; p++) memcpy(g + o * stride + p * L, &acc[o][p], L * 4);
+    if (valid >= 4 * L) {
+        UNROLL for (int o = 0; o < O; o++)
+            UNROLL for (int p = 0; p < 4; p++) settle<vf, WAY>(acc[o][p], g + o * stride + p * L, velocity + o * stride + p * L, r);
         return;
     }
     for (int o = 0; o < O; o++)
-        for (long j = 0; j < std::min(valid, 4 * L); j++) {
-            float* to = g + o * stride + j;
-            const float v = acc[o][j / L][j % L];
-            *to = add ? *to + v : v;
-        }
+        for (long j = 0; j < valid; j++)
+            settle<float, WAY>(acc[o][j / L][j % L], g + o * stride + j, velocity + o * stride + j, r);
 }
 
-// gw[o, i] (+)= Σ over samples d[o] x[i]
-FN void outer(const float* d, long m, const float* turned, long n, long blocks, float* g, bool add) {
+// g[o, i] (+)= Σ over samples d[o] x[i]; or these are weights, which move.
+template <int WAY>
+FN void outer_by(const float* d, long m, const float* turned, long n, long blocks, float* g, float* velocity, const Rates& r) {
     const long pitch = padded(n);
     for (long i = 0; i < n; i += 4 * L)
         for (long o = 0, t; o < m; o += t) {
             t = tile(m - o);
-            (t == 3 ? outer_tile<3> : t == 2 ? outer_tile<2> : outer_tile<1>)(d + o * L, m, turned + i, pitch, blocks, g + o * n + i, n, n - i, add);
+            const long at = o * n + i;
+            (t == 3 ? outer_tile<3, WAY> : t == 2 ? outer_tile<2, WAY> : outer_tile<1, WAY>)(
+                d + o * L, m, turned + i, pitch, blocks, g + at, WAY == MOVE_ON ? velocity + at : g, n, n - i, r);
         }
+}
+
+FN void outer(const float* d, long m, const float* turned, long n, long blocks, float* g, bool add) {
+    (add ? outer_by<MORE> : outer_by<PUT>)(d, m, turned, n, blocks, g, nullptr, Rates{});
 }
 
 template <bool ALONG>
@@ -1162,7 +1276,7 @@ FN void linear_forward(Program* p, int i, const float* W, const float* V) {
 }
 
 template <bool ALONG>
-FN void linear_backward(Program* p, int i, const float* W, const float* V, float* G, bool add) {
+FN void linear_backward(Program* p, int i, float* W, const float* V, float* G, bool add) {
     const Op& op = p->ops[i];
     const Value& in = p->values[op.in];
     const long n = in.c * in.h * in.w, m = p->values[op.out].c, blocks = blocks_of(p);
@@ -1172,28 +1286,35 @@ FN void linear_backward(Program* p, int i, const float* W, const float* V, float
             st(d + k, ld(d + k) * (float)op.scale);
             if (ALONG) st(rd + k, ld(rd + k) * (float)op.scale);
         }
-    if (op.learns) {
-        const bool there = p->rows && !root(p, op.in);
-        if (!there) turn(p->x[op.in], n, blocks, p->turned);
-        outer(ALONG ? rd : d, m, there ? p->rows : p->turned, n, blocks, G + op.weight, add);
+    if (op.needs) {
+        mat(W + op.weight, 1, n, d, m, p->g[op.in], n, blocks, op.again);
         if (ALONG) {
-            turn(p->rx[op.in], n, blocks, p->turned);
-            outer(d, m, p->turned, n, blocks, G + op.weight, true);
+            mat(W + op.weight, 1, n, rd, m, p->rg[op.in], n, blocks, op.again);
+            mat(V + op.weight, 1, n, d, m, p->rg[op.in], n, blocks, true);
         }
-        if (op.bias >= 0)
-            for (long o = 0; o < m; o++) {
-                vf s = {};
-                for (long q = 0; q < blocks; q++) s += ld((ALONG ? rd : d) + (q * m + o) * L);
-                float& to = G[op.bias + o];
-                to = add ? to + total(s) : total(s);
-            }
     }
-    if (!op.needs) return;
-    mat(W + op.weight, 1, n, d, m, p->g[op.in], n, blocks, op.again);
+    if (!op.learns) return;
+    const bool there = p->rows && !root(p, op.in);
+    if (!there) turn(p->x[op.in], n, blocks, p->turned);
+    const float* turned = there ? p->rows : p->turned;
+    if (!ALONG && p->at_once && (*p->alone)[i]) {
+        float* velocity = p->at_once->first;
+        if (velocity) outer_by<MOVE_ON>(d, m, turned, n, blocks, W + op.weight, velocity + op.weight, p->rates);
+        else outer_by<MOVE>(d, m, turned, n, blocks, W + op.weight, nullptr, p->rates);
+    } else {
+        outer(ALONG ? rd : d, m, turned, n, blocks, G + op.weight, add);
+    }
     if (ALONG) {
-        mat(W + op.weight, 1, n, rd, m, p->rg[op.in], n, blocks, op.again);
-        mat(V + op.weight, 1, n, d, m, p->rg[op.in], n, blocks, true);
+        turn(p->rx[op.in], n, blocks, p->turned);
+        outer(d, m, p->turned, n, blocks, G + op.weight, true);
     }
+    if (op.bias >= 0)
+        for (long o = 0; o < m; o++) {
+            vf s = {};
+            for (long q = 0; q < blocks; q++) s += ld((ALONG ? rd : d) + (q * m + o) * L);
+            float& to = G[op.bias + o];
+            to = add ? to + total(s) : total(s);
+        }
 }
 
 // ---- everything else goes row by row
@@ -1793,7 +1914,7 @@ FN double loss(Program* p, const int64_t* y, float share) {
 }
 
 template <bool ALONG>
-FN void back(Program* p, const float* W, const float* V, float* G, bool add) {
+FN void back(Program* p, float* W, const float* V, float* G, bool add) {
     for (int i = p->n_ops - 1; i >= 0; i--) {
         const Op& op = p->ops[i];
         const bool more = add || op.adds;
@@ -1827,9 +1948,9 @@ FN void back(Program* p, const float* W, const float* V, float* G, bool add) {
     }
 }
 
-FN void backward(Program* p, const float* W, float* G, int add) { back<false>(p, W, nullptr, G, add); }
+FN void backward(Program* p, float* W, float* G, int add) { back<false>(p, W, nullptr, G, add); }
 
-FN void along(Program* p, const float* W, const float* V, float* out, float* G) {
+FN void along(Program* p, float* W, const float* V, float* out, float* G) {
     for (int i = 0; i < p->n_ops; i++) {
         const Op& op = p->ops[i];
         switch (op.kind) {
@@ -1850,8 +1971,39 @@ FN void along(Program* p, const float* W, const float* V, float* out, float* G) 
     back<true>(p, W, V, G, false);
 }
 
-FN void descend(float* W, const float* G, long n, float lr) {  // one rounding, as torch's
-    for (long i = 0; i < n; i++) W[i] = __builtin_fmaf(-lr, G[i], W[i]);
+// Weights `from` to `to` follow their gradient.
+FN void descend(float* W, const float* G, long from, long to, const Update& u, const Rates& r) {
+    float *__restrict w = W, *__restrict first = u.first, *__restrict second = u.second;
+    const float* __restrict g = G;
+    float none = 0;
+    switch (u.kind) {
+        case SGD:
+            if (first)
+                for (long i = from; i < to; i++) w[i] = sgd<float, true>(w[i], r.share * g[i], first[i], r);
+            else
+                for (long i = from; i < to; i++) w[i] = sgd<float, false>(w[i], r.share * g[i], none, r);
+            return;
+        case ADAGRAD:
+            for (long i = from; i < to; i++) {
+                const float v = w[i] * r.decay + r.share * g[i];
+                first[i] += v * v;
+                w[i] -= r.lr * v / (__builtin_sqrtf(first[i]) + r.eps);
+            }
+            return;
+        default:
+            for (long i = from; i < to; i++) {
+                const float v = w[i] * r.decay + r.share * g[i];
+                first[i] += r.new1 * (v - first[i]);
+                second[i] = second[i] * r.beta2 + r.new2 * (v * v);
+                w[i] = w[i] * r.keep - r.rate * (first[i] / (__builtin_sqrtf(second[i]) * r.root + r.eps));
+            }
+    }
+}
+
+FN double squares(const float* g, long n) {  // in pairs of fixed places, so that it is the same everywhere
+    double sum[8] = {};
+    for (long i = 0; i < n; i++) sum[i % 8] += (double)g[i] * g[i];
+    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
 }
 
 }  // namespace ISA

@@ -33,7 +33,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fl_backward": (None, [_P, _P, _P, _P, _I]),
     "fl_gradient": (_D, [_P, _P, _P, _P, _F, _I, _I]),
     "fl_along": (_I, [_P, _P, _P, _P, _P, _P]),
-    "fl_steps": (_D, [_P, _P, _P, _L, _P, _I, _P, _P, _P, _I, _P, _P, _P, _P, _I, _F]),
+    "fl_train": (_D, [_P, _P, _P, _L, _P, _I, _P, _P, _P, _I, _P, _P, _P, _P, _I, _P]),
+    "fl_update": (None, [_I, _P, _P, _L, _P]),
 }
 
 

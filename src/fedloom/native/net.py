@@ -64,6 +64,19 @@ def can_read(array: object) -> TypeGuard[np.ndarray]:
     return array.flags.c_contiguous and array.dtype in (np.uint8, np.float32)
 
 
+class Update(ctypes.Structure):
+    """How weights follow a gradient, and where what is remembered of them lies: momentum, or a
+    second moment, and the number of steps so far."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("first", "second", "count")),
+        *((name, ctypes.c_double) for name in (
+            "lr", "momentum", "weight_decay", "clip", "beta1", "beta2", "eps",
+        )),
+    ]  # fmt: skip
+
+
 class Program:
     """A plan with memory for batches of some size."""
 
@@ -73,6 +86,7 @@ class Program:
         self.lib, self.plan, self.batch = lib, made, batch
         assert lib.fl_sizes(0) == ctypes.sizeof(Op)
         assert lib.fl_sizes(1) == ctypes.sizeof(Value)
+        assert lib.fl_sizes(2) == ctypes.sizeof(Update)
         ops, values = (Op * len(made.ops))(*made.ops), (Value * len(made.values))(*made.values)
         outputs = (ctypes.c_int64 * len(made.outputs))(*made.outputs)
         handle = lib.fl_make(
@@ -219,21 +233,36 @@ class Native:
         return loss
 
     def steps(
-        self, row: Tensor, grad: Tensor, pictures: Pictures, y: Tensor, cuts: np.ndarray, lr: float
+        self,
+        row: Tensor,
+        grad: Tensor,
+        pictures: Pictures,
+        y: Tensor,
+        cuts: np.ndarray,
+        update: Update,
     ) -> float:
-        """Plain SGD over batches, which are `pictures` between `cuts`. Returns the sum of the
-        samples' losses."""
+        """One step for each batch, which are `pictures` between `cuts`; `grad` is then the last
+        one's. Returns the sum of the samples' losses."""
         sizes = np.diff(cuts)
         for n in (int(sizes.min()), int(sizes.max())):
             self.check(n)
         program = self.program(int(sizes.max()), True)
         given = pictures.array
-        return program.lib.fl_steps(
+        return program.lib.fl_train(
             program.handle, row.data_ptr(), grad.data_ptr(), self.layout.trainable,
             given.ctypes.data, int(given.dtype == np.uint8), _data(pictures.at), y.data_ptr(),
             _data(cuts), len(sizes), _ptr(pictures.scale), _ptr(pictures.shift),
-            _data(pictures.flip), _data(pictures.offset), pictures.crop, lr,
+            _data(pictures.flip), _data(pictures.offset), pictures.crop, ctypes.byref(update),
         )  # fmt: skip
+
+    def update(self, weights: Tensor, grad: Tensor, update: Update) -> None:
+        """Let weights follow a gradient."""
+        lib = library()
+        assert lib is not None
+        grad = grad.contiguous()
+        lib.fl_update(
+            self._number, weights.data_ptr(), grad.data_ptr(), len(weights), ctypes.byref(update)
+        )
 
     def check(self, n: int) -> None:
         """Refuse what batch norm can't be computed on, in torch's words."""
