@@ -1,4 +1,5 @@
-"""A server and its participants: the classic star, and its limit where the data moves instead."""
+"""A server and its participants: the classic star, and its limiting case in which the data is
+pooled."""
 
 from __future__ import annotations
 
