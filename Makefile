@@ -1,10 +1,10 @@
-# Everything runs in a virtual environment of its own; `make demo` and `make test` set it up.
+# Everything runs in its own virtual environment; `make demo` and `make test` set it up.
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs bench mutants sanitise clean
+.PHONY: demo test lint docs site bench mutants sanitise clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt src/fedloom/native/kernels.cpp
@@ -26,8 +26,11 @@ lint: $(STAMP)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(STAMP)  ## the page of reference, from the code
+docs: $(STAMP)  ## the generated pages of the documentation, from the code
 	$(BIN)/python docs/make_reference.py
+
+site: $(STAMP)  ## the documentation site, in build/site; warnings and dead links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m benchmarks

@@ -1,7 +1,10 @@
-"""Writes reference.md, the page of reference for each part, from the source: `make docs`.
+"""Writes the generated pages of the documentation from the code: `make docs`.
 
-Everything on the page is in the code: names, types, defaults, docstrings and the comments behind
-fields. So it can't go stale; a test compares it with a fresh one.
+`reference.md` (the parts of a method), `cli.md`, `settings.md` and `methods/index.md` are generated
+as a whole. A page per method is written by hand, except for the blocks between
+`<!-- made: NAME -->` and `<!-- end -->`, which are filled in here. All of it comes from the code:
+names, types, defaults, docstrings, comments behind fields. A test compares the pages with fresh
+ones.
 """
 
 from __future__ import annotations
@@ -13,7 +16,11 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
+from typing import Any, Literal, get_args, get_origin
+
+import typer.main
+from pydantic.fields import FieldInfo
 
 import fedloom.local
 import fedloom.mix
@@ -21,25 +28,28 @@ import fedloom.select
 import fedloom.topology
 from fedloom import adapt, kinds, newcomer
 from fedloom.adapt import Adapt
+from fedloom.cli import app
+from fedloom.experiment.blueprint import manifest
+from fedloom.experiment.settings import Config
 from fedloom.layout import Layout
 from fedloom.local import Back, Batch, Budget, Context, LocalRule, Net
 from fedloom.method import FACTS, Method
-from fedloom.methods.registry import MethodOptions
+from fedloom.methods.registry import MethodOptions, methods
 from fedloom.mix import Gathering, Gossip, Mix, Mixed, Networks, ServerStep, Traffic
 from fedloom.newcomer import Newcomer
 from fedloom.select import Ask, Last, Select, Selection, Width
 from fedloom.topology import Contacts, Topology
 
-PAGE = Path(__file__).with_name("reference.md")
+DOCS = Path(__file__).parent
 
 INTRO = """\
-# Reference of the parts
+# Parts of a method
 
-Made from the code by `make docs`; do not edit. [Writing a method](writing-a-method.md) shows how
-they work together.
+Generated from the code by `make docs`; do not edit. [Writing a method](writing-a-method.md) shows
+how the parts work together.
 """
 
-#: headings, what stands under each, and where to look for parts of that kind that there are
+#: headings, the classes under each, and where to look for the parts of that kind
 SECTIONS: list[tuple[str, list[type], type | None, ModuleType | None]] = [
     ("Method", [Method, MethodOptions], None, None),
     ("Local rules", [LocalRule, Context, Back, Batch, Budget, Net], LocalRule, fedloom.local),
@@ -68,8 +78,22 @@ ALIASES = {
 }
 
 
-def page() -> str:
-    """The whole page."""
+def pages() -> dict[Path, str]:
+    """All generated pages, by file."""
+    whole = {
+        "reference.md": parts_page(),
+        "cli.md": cli_page(),
+        "settings.md": settings_page(),
+        "methods/index.md": methods_page(),
+    }
+    made = {DOCS / name: text for name, text in whole.items()}
+    return made | {method_file(name): filled(method_file(name), cls) for name, cls in shipped()}
+
+
+# -- the parts -----------------------------------------------------------------------------------
+
+
+def parts_page() -> str:
     parts = (line for s in SECTIONS for line in section(*s))
     return "\n".join([INTRO, *facts(), *columns(), *parts, *aliases()])
 
@@ -211,5 +235,254 @@ def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
     yield ""
 
 
+# -- the command line ----------------------------------------------------------------------------
+
+CLI = """\
+# Command line
+
+Generated from the code by `make docs`; do not edit. `fedloom COMMAND --help` prints the same.
+Commands that run something also take every [setting](settings.md) as an option, `--lr 0.1` for
+`lr`, and `--set KEY=VALUE` for options of the method, model or data set. `--debug`, on any command,
+shows the traceback of an error.
+"""
+
+
+def cli_page() -> str:
+    root = typer.main.get_command(app)
+    return "\n".join([CLI, *commands(root, "fedloom")])
+
+
+def commands(command: Any, name: str) -> Iterator[str]:
+    """A command, or all those of a group."""
+    known = getattr(command, "commands", None)
+    if known is not None:
+        for word in sorted(known):
+            yield from commands(known[word], f"{name} {word}")
+        return
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p not in arguments and not is_setting(p)]
+    usage = " ".join(
+        [name, *(usage_of(a) if a.required else f"[{usage_of(a)}]" for a in arguments), "[OPTIONS]"]
+    )
+    yield f"## {name}\n\n    {usage}\n"
+    yield textwrap.fill(" ".join((command.help or "").split()), 100) + "\n"
+    rows = [(f"`{usage_of(a)}`", "", plain(getattr(a, "help", "") or "")) for a in arguments]
+    rows += [(f"`{words(o)}`", shown_default(o), plain(o.help or "")) for o in options]
+    if rows:
+        yield from table(("argument or option", "default", "meaning"), rows)
+    if any(map(is_setting, command.params)):
+        yield "All [settings](settings.md) are options too.\n"
+
+
+def is_setting(param: Any) -> bool:
+    return getattr(param, "rich_help_panel", None) == "Settings"
+
+
+def usage_of(argument: Any) -> str:
+    return argument.metavar or (argument.name or "").upper() + ("..." if argument.nargs < 0 else "")
+
+
+def words(option: Any) -> str:
+    value = "" if option.is_flag else f" {option.metavar or 'VALUE'}"
+    return ", ".join([*option.opts, *option.secondary_opts]) + value
+
+
+def shown_default(option: Any) -> str:
+    if isinstance(option.show_default, str):
+        return option.show_default
+    if option.required:
+        return "required"
+    return "" if option.default in (None, False) else f"`{option.default}`"
+
+
+def plain(text: str) -> str:
+    return " ".join(text.replace(r"\[", "[").split())
+
+
+# -- the settings --------------------------------------------------------------------------------
+
+SETTINGS = """\
+# Settings
+
+Generated from the code by `make docs`; do not edit. The same names are options of the command line
+(`--eval-every 10`), keywords in Python (`eval_every=10`) and keys of a config file
+(`eval_every: 10`). A run writes what its settings resolved to into `config.yaml`, which runs it
+again: `fedloom run --config runs/mine/config.yaml`. Explicit options override a config, a config
+overrides a preset, and a preset overrides a method's own defaults.
+"""
+
+#: headings, and the first setting under each
+GROUPS = {
+    "method": "Method",
+    "data": "Data and clients",
+    "model": "Model",
+    "rounds": "Training",
+    "encode": "Messages",
+    "fork": "Where to start",
+    "score_on": "Scoring",
+    "device": "Speed and storage",
+}
+
+
+def settings_page() -> str:
+    out, rows = [SETTINGS], list[tuple[str, ...]]()
+    heads = ("setting", "values", "default", "meaning")
+    for name, field in Config.model_fields.items():
+        if name in GROUPS:
+            if rows:
+                out += table(heads, rows)
+            out.append(f"## {GROUPS[name]}\n")
+            rows = []
+        rows.append((f"`{name}`", values(field), f"`{field.default}`", field.description or ""))
+    return "\n".join([*out, *table(heads, rows)])
+
+
+def values(field: FieldInfo) -> str:
+    """What a field takes, in a few words."""
+    found = list(get_args(field.annotation) or (field.annotation,))
+    if get_origin(field.annotation) in (dict, list, tuple, Literal):
+        found = [field.annotation]
+    said = [one_of(kind) for kind in found]
+    limits = " ".join(said_limit for limit in field.metadata if (said_limit := bound(limit)))
+    return " or ".join(said) + (f", {limits}" if limits else "")
+
+
+def one_of(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(kind))
+    names = {
+        int: "whole number",
+        float: "number",
+        str: "text",
+        bool: "yes or no",
+        NoneType: "`none`",
+    }
+    return names.get(kind) or {dict: "options", list: "list", tuple: "list"}[get_origin(kind)]
+
+
+def bound(limit: object) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    return " ".join(
+        f"{sign} {value:g}"
+        for word, sign in signs.items()
+        if (value := getattr(limit, word, None)) is not None and abs(value) < 1e9
+    )
+
+
+# -- the methods ---------------------------------------------------------------------------------
+
+METHODS = """\
+# Methods
+
+Generated from the code by `make docs`; do not edit. A method is a declaration of a few
+[choices](../concepts.md#the-choices-of-a-method). Two that choose different things
+[combine](../compositions.md): `fedloom run heterofl+fedper`. `fedloom methods NAME` prints one with
+its options and what leaves a client. [Write your own](../writing-a-method.md) in under 40 lines.
+"""
+
+#: what the choices of a method are called on its page
+CHOICES = {
+    "topology": "who takes part, who meets whom",
+    "select": "which part of the model a client trains",
+    "local": "how a client learns",
+    "mix": "how models are combined",
+    "adapt": "before scoring",
+    "newcomer": "model of a newcomer",
+    "own": "second model on the client",
+}
+
+
+def shipped() -> list[tuple[str, type[MethodOptions]]]:
+    """The methods that come with fedloom, by family."""
+    ours = [item for item in methods().items() if item[1].__module__.startswith("fedloom.methods.")]
+    return sorted(ours, key=lambda item: (item[1].family, item[0]))
+
+
+def method_file(name: str) -> Path:
+    return DOCS / "methods" / f"{name}.md"
+
+
+def methods_page() -> str:
+    rows = [
+        (f"[`{name}`]({name}.md)", cls.family, first_sentence(cls), cls.source)
+        for name, cls in shipped()
+    ]
+    return "\n".join([METHODS, *table(("method", "family", "what it does", "source"), rows)])
+
+
+def filled(file: Path, cls: type[MethodOptions]) -> str:
+    """A method's page with its generated blocks."""
+    if not file.exists():
+        raise SystemExit(f"{cls.name} has no page: write {file}, see docs/methods/fedavg.md.")
+    text = file.read_text(encoding="utf-8")
+    for name, lines in {"head": head_of(cls), "reference": reference_of(cls)}.items():
+        begin, end = f"<!-- made: {name} -->", "<!-- end -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise SystemExit(f"{file} needs a block {begin} ... {end}.")
+        text = "\n".join([f"{before}{begin}", "", *lines, f"{end}{after}"])
+    return text
+
+
+def head_of(cls: type[MethodOptions]) -> Iterator[str]:
+    yield f"`{cls.name}` · {cls.family} · {cls.source}\n{{ .facts }}\n"
+    yield prose(cls) + "\n"
+
+
+def reference_of(cls: type[MethodOptions]) -> Iterator[str]:
+    yield "## Choices\n"
+    built, plain_one = cls().build(), Method()
+    rows = [
+        (what, f"`{called(value)}`", first_sentence(type(value)))
+        for word, what in CHOICES.items()
+        if (value := getattr(built, word)) is not None
+        and (word in ("local", "mix") or type(value) is not type(getattr(plain_one, word)))
+    ]
+    yield from table(("choice", "part", "what it does"), rows)
+    yield "Everything else is as in [FedAvg](fedavg.md).\n" if cls.name != "fedavg" else ""
+    yield "## Options\n"
+    options = [
+        (f"`{name}`", values(field), f"`{field.default}`", field.description or "")
+        for name, field in cls.model_fields.items()
+    ]
+    yield from (
+        table(("option", "values", "default", "meaning"), options) if options else ["None.\n"]
+    )
+    for title, found in (
+        ("Fixed by definition", cls.fixed),
+        ("Method-specific defaults", cls.defaults),
+    ):
+        if found:
+            yield f"{title}: {', '.join(f'`{k}={v}`' for k, v in found.items())}.\n"
+    if cls.presets:
+        yield f"Presets (`--preset`): {', '.join(f'`{name}`' for name in cls.presets)}.\n"
+    if cls.at_test:
+        names = ", ".join(f"`{name}`" for name in cls.at_test)
+        yield f"Can be changed when a trained run is scored again (`fedloom score`): {names}.\n"
+    yield "## What leaves a client\n"
+    model = str(cls.defaults.get("model", "auto"))
+    found = manifest(cls, {}, model, (1, 28, 28), 10).plain()
+    rows = []
+    for title, lines in found.items():
+        for i, line in enumerate(lines or [{"name": "nothing", "what": ""}]):
+            size = f"{line['bytes']:,}" if "bytes" in line else ""
+            rows.append(("" if i else title, str(line["name"]), str(line["what"]), size))
+    yield from table(("", "name", "what", "bytes"), rows)
+    of = "the default MLP (784-100-10)" if model == "auto" else f"`{model}`"
+    yield f"Bytes of {of} on 28×28 images, encoded as `fp32`, with capacity 1.\n"
+    file = cls.__module__.replace(".", "/")
+    yield f"Source: `src/{file}.py`.\n"
+
+
+def called(choice: object) -> str:
+    """A part by its class, with the part of the model that it concerns."""
+    named = getattr(choice, "__dataclass_fields__", {})
+    part = getattr(choice, "part", "all") if "part" in named else "all"
+    own = "" if part in ("all", "not none") else f'("{part}")'
+    return type(choice).__name__ + own
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for file, text in pages().items():
+        file.write_text(text, encoding="utf-8")

@@ -144,7 +144,7 @@ def test_ids_in_python_may_be_names_or_any_numbers(in_tmp):
     assert (counted.names, counted[1].tolist()) == ((), [0, 2])
     by_name = Partition.of_object({"x": [2], "y": [0, 1]})
     assert (by_name.names, by_name[1].tolist()) == (("x", "y"), [0, 1])
-    with pytest.raises(fedloom.FedloomError, match=r"say no client"):
+    with pytest.raises(fedloom.FedloomError, match=r"have no client"):
         Partition.of_ids(["a", None])
 
 

@@ -214,7 +214,7 @@ def test_one_learner_has_no_participants(in_tmp):
     comparison = compared("centralised", "fedavg", "local")
     assert comparison.same == ["data", "clients", "initial weights"]
     (told,) = comparison.differences.values()
-    assert told == ["one learner trains on the data of all clients, so there are no participants"]
+    assert told == ["one learner trains on all clients' data, so there are no participants"]
 
 
 def test_a_public_share_takes_data_from_the_clients_of_one_method(in_tmp):
@@ -224,7 +224,7 @@ def test_a_public_share_takes_data_from_the_clients_of_one_method(in_tmp):
     assert told[:2] == ["public=share:0.01 (fedavg: none)", "so its clients hold other data"]
     both = compared("fedavg", "fedgse-spl", public="share:0.01")
     assert "clients" in both.same
-    assert both.notes["fedavg"] == ["makes no use of the public set"]
+    assert both.notes["fedavg"] == ["does not use the public set"]
 
 
 def test_the_command_line_says_what_was_scored_and_what_differs(in_tmp, monkeypatch, capsys):

@@ -72,7 +72,7 @@ def outcome(first, second):
             warnings.simplefilter("ignore")
             result = fedloom.run(f"{first}+{second}", **settings(first, second))
     except FedloomError as e:
-        return str(e).removeprefix(f"{first}+{second} can't be: ")
+        return str(e).removeprefix(f"{first}+{second} can't be combined: ")
     assert np.isfinite(result.summary["macro"])
     return ""
 

@@ -201,9 +201,31 @@ def test_the_manifest_on_the_page_is_the_one_that_is_printed():
     assert "\n  ".join(rows) in GUIDE
 
 
-def test_the_reference_is_what_the_code_says():
-    fresh = runpy.run_path(str(ROOT / "docs/make_reference.py"))["page"]()
-    assert (ROOT / "docs/reference.md").read_text() == fresh, "run `make docs`"
+@pytest.fixture(scope="module")
+def make_reference():
+    return runpy.run_path(str(ROOT / "docs/make_reference.py"))
+
+
+def test_the_generated_pages_are_what_the_code_says(make_reference):
+    for file, fresh in make_reference["pages"]().items():
+        assert file.read_text() == fresh, f"{file.name}: run `make docs`"
+
+
+def test_every_method_has_a_page_with_all_that_is_written_by_hand(make_reference):
+    for name, cls in methods().items():
+        if not cls.__module__.startswith("fedloom.methods."):
+            continue
+        page = make_reference["method_file"](name).read_text()
+        parts = dict(re.findall(r"^## (.+?)\n+(.*?)(?=^## |^<!-- |\Z)", page, re.S | re.M))
+        for heading in ("What it is for", "Equations", "When it fails", "Results here"):
+            assert len(parts[heading].split()) > 3, (name, heading)
+
+
+def test_the_site_lists_every_page():
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    pages = {str(p.relative_to(ROOT / "docs")) for p in ROOT.glob("docs/**/*.md")}
+    assert set(listed) == pages
+    assert len(listed) == len(pages)
 
 
 def test_the_oracle_reads_no_old_model(quick):
@@ -215,10 +237,41 @@ def test_the_oracle_reads_no_old_model(quick):
     assert oracle.rounds["known"].equals(told.rounds["known"])
 
 
+def anchors(page):
+    """What a link may point to on a page: its headings, as GitHub and the site name them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
+    found, seen = set(), {}
+    for heading in re.findall(r"^#{1,6} (.+)$", text, re.M):
+        heading = re.sub(r"\[(.+?)\]\(.*?\)", r"\1", heading).strip().lower()
+        slug = re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+        seen[slug] = seen.get(slug, -1) + 1
+        found.add(f"{slug}_{seen[slug]}" if seen[slug] else slug)
+    return found
+
+
 def test_links_between_documents_work():
+    """Of all pages, to files and to headings."""
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} → {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name} → {target}"
+            if anchor:
+                assert anchor in anchors(file), f"{page.name} → {target}#{anchor}"
+
+
+def test_equations_become_mathml_and_nothing_is_loaded_from_elsewhere():
+    hooks = runpy.run_path(str(ROOT / "docs/site_hooks.py"))
+    page = r'<p><span class="arithmatex">\(w \leftarrow \frac{a}{b}\)</span></p>'
+    drawn = hooks["as_mathml"](page)
+    assert "<math" in drawn
+    assert "arithmatex" not in drawn
+    for line in (
+        '<script src="https://example.org/a.js"></script>',
+        '<link rel="stylesheet" href="//example.org/a.css">',
+        '<img alt="" src=https://example.org/a.png>',
+    ):
+        assert len(hooks["fetched"](f"<p>{line}</p>")) == 1
+    assert not hooks["fetched"]('<a href="https://example.org">there</a><img src="images/a.svg">')
 
 
 def test_every_method_is_in_the_readme():

@@ -330,7 +330,7 @@ def test_running_out_of_memory_gets_a_sentence_and_the_run_can_go_on(quick, in_t
 
 @pytest.mark.parametrize(
     ("code", "starved", "word"),
-    [(-9, True, "because memory had run out"), (-9, False, "somebody killed it"),
+    [(-9, True, "because memory ran out"), (-9, False, "it was killed"),
      (-11, True, "SIGSEGV"), (3, True, "exit code 3")],
 )  # fmt: skip
 def test_how_a_worker_ended_is_told_as_far_as_it_is_known(code, starved, word):

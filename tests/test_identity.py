@@ -271,8 +271,8 @@ def test_private_parts_of_a_fork_start_from_the_shared_model(quick):
     [
         ("fedavg", {"model_options": {"hidden": [17]}}, "another model"),
         ("fedavg", {"model": "lenet"}, "model"),
-        ("fedper", {"method": "fedavg"}, "keep parts of the model to themselves"),
-        ("fedper", {"method": "lg-fedavg"}, "keep parts of the model to themselves"),
+        ("fedper", {"method": "fedavg"}, "keep private parts of the model"),
+        ("fedper", {"method": "lg-fedavg"}, "keep private parts of the model"),
         ("fedper", {"seed": 3}, "other data here"),
         ("fedper", {"clients": 5}, "other data here"),
         ("fedavg", {"rounds": 2}, "give --rounds above 2"),

@@ -286,7 +286,7 @@ def test_a_compressed_run_resumes_to_the_bit(quick):
 
 
 def test_nodes_have_nothing_to_send_changes_of(quick):
-    with pytest.raises(FedloomError, match="a model of its own"):
+    with pytest.raises(FedloomError, match="has its own model"):
         quick("p2p-fedavg", encode="topk:0.1", participation=1.0)
     full, half = (quick("p2p-fedavg", encode=e, participation=1.0, topology="ring")
                   for e in ("fp32", "fp16"))  # fmt: skip
@@ -451,21 +451,21 @@ def test_participants_are_drawn_more_often_the_more_of_it_they_have(quick, by):
 
 
 def test_facts_that_nobody_asks_for_are_refused(quick):
-    with pytest.raises(FedloomError, match="nobody asks how fast"):
+    with pytest.raises(FedloomError, match="speeds only matter"):
         quick(speeds="1:0.5,0.5:0.5")
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "why"),
     [
-        ("p2p-fedavg", {"draw": "samples", "participation": 1.0}, "no server that draws"),
-        ("centralised", {"draw": "samples"}, "no server that draws"),
+        ("p2p-fedavg", {"draw": "samples", "participation": 1.0}, "no server to draw"),
+        ("centralised", {"draw": "samples"}, "no server to draw"),
         ("fedavg", {"draw": "samples", "participation": 1.0}, "all clients take part"),
         ("fedavg", {"draw": "capacity"}, "the same capacity"),
         ("heterofl", {"draw": "capacity", "capacities": "0.5"}, "the same capacity"),
         ("fedavg", {"draw": "speed"}, "the same speed"),
         ("fedavg", {"draw": "speed", "speeds": "1:0.99,0.5:0.01"}, "the same speed"),
-        ("fedavg", {"draw": "samples", "partition": "index"}, "as many samples"),
+        ("fedavg", {"draw": "samples", "partition": "index"}, "equally many samples"),
     ],
 )
 def test_a_draw_that_would_change_nothing_is_refused_with_the_reason(quick, method, settings, why):
@@ -515,7 +515,7 @@ def test_training_that_diverges_can_be_left_out_where_nothing_is_sent(quick):
         ({"attack": "scale:-2"}, "attack=none, not scale:-2 as asked (no messages are sent)"),
         (
             {"draw": "speed", "speeds": "1,0.5"},
-            "draw=uniform, not speed as asked (there is no server that draws participants)",
+            "draw=uniform, not speed as asked (there is no server to draw participants)",
         ),
     ],
 )

@@ -331,7 +331,7 @@ def test_the_order_of_a_pass_is_a_setting(quick, row):
 
 
 def test_reptile_has_no_outer_steps():
-    with pytest.raises(FedloomError, match="rule=reptile has no outer"):
+    with pytest.raises(FedloomError, match="rule=reptile has no inner"):
         fedloom.run("fedmeta-maml", rule="reptile", outer="batch")
 
 

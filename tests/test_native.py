@@ -714,7 +714,7 @@ def test_the_stacked_engine_does_not_take_the_kernels_silently(in_tmp):
     assert "stacked engine" in stacked.kernels
     assert stacked.store.checkpoint()[1]["kernels"] == "torch"
     fedloom.run("fedavg", **given, engine="serial", out="run")
-    with pytest.raises(FedloomError, match="Go on with another engine"):
+    with pytest.raises(FedloomError, match="Resume with another engine"):
         fedloom.run("fedavg", **given | {"rounds": 2}, engine="stacked", out="run", resume=True)
 
 

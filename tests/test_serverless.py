@@ -399,7 +399,7 @@ def test_among_nodes_everybody_takes_part_unless_told_otherwise(in_tmp):
 
 def test_nodes_that_tell_nothing_are_refused_and_leave_nothing_behind(in_tmp):
     settings = {"clients": 6, "partition": "iid", "rounds": 1, "topology": "ring", "out": "a"}
-    with pytest.raises(FedloomError, match="nothing to tell"):
+    with pytest.raises(FedloomError, match="nothing to exchange"):
         fedloom.run("wafl:private=all", **settings)
     Path("e.csv").write_text("0,99\n")
     with pytest.raises(FedloomError, match="node 99"):
@@ -1304,7 +1304,7 @@ def test_columns_that_no_node_trains_stay_as_they_were(quick):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("fedsgd", "a model each"),
+        ("fedsgd", "their own model"),
         ("local", "would do nothing"),
         ("centralised", "would do nothing"),
     ],
@@ -1316,7 +1316,7 @@ def test_what_makes_no_sense_among_nodes_is_refused(quick, name, why):
 
 @pytest.mark.parametrize(
     ("parts", "why"),
-    [({"mix": Keep()}, "nobody talks"), ({"topology": Pooled()}, "meets nobody")],
+    [({"mix": Keep()}, "no communication"), ({"topology": Pooled()}, "meets nobody")],
 )
 def test_parts_that_make_no_sense_among_nodes_are_refused(parts, why):
     with pytest.raises(FedloomError, match=why):

@@ -393,7 +393,7 @@ def test_a_forward_that_goes_another_way_with_other_samples_is_refused():
             return self.out(x)
 
     module = Forks(SHAPE, 5)
-    with pytest.raises(FedloomError, match="another way through its forward"):
+    with pytest.raises(FedloomError, match="a different path through forward"):
         activations(module, Channels.of(module, SHAPE), torch.randn(4, *SHAPE))
 
 

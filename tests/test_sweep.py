@@ -80,4 +80,4 @@ def test_the_command_line_sweeps(in_tmp, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code
-    assert "goes on with what is finished" in capsys.readouterr().err
+    assert "continues what is in its --out" in capsys.readouterr().err

@@ -137,7 +137,7 @@ def test_going_on_from_an_older_checkpoint_is_told_without_advice_to_do_so(quick
 def test_nothing_begun_is_told_from_something_else(in_tmp):
     Path("empty").mkdir()
     for name in ("empty", "absent"):
-        with pytest.raises(FedloomError, match=r"no run was begun there\. Run it again"):
+        with pytest.raises(FedloomError, match=r"no run was started there\. Leave out --resume"):
             fedloom.run("fedavg", out=name, resume=True)
     assert not Path("absent").exists()
     Path("empty/letter.txt").touch()
@@ -222,7 +222,7 @@ def test_no_round_is_called_finished_where_none_began(quick, monkeypatch):
     assert "not lost" not in str(first.value)
     quick(out="z", rounds=1)
     monkeypatch.setattr(Runner, "round", hungry)
-    with pytest.raises(FedloomError, match=r"for round 2\b.*not lost: .*--resume --out z goes on"):
+    with pytest.raises(FedloomError, match=r"for round 2\b.*not lost: .*--resume --out z"):
         quick(out="z", rounds=2, resume=True)
 
 

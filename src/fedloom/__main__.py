@@ -15,7 +15,7 @@ def main() -> None:
 
         command_line()
     except KeyboardInterrupt:
-        print("Error: Interrupted before anything began.", file=sys.stderr)
+        print("Error: Interrupted before anything was run.", file=sys.stderr)
         sys.exit(130)
     finally:
         gc.freeze()  # the process ends: nothing is left that is worth collecting

@@ -18,7 +18,7 @@ SCORED = {"test": "test", "query": "test-query", "validation": "validation"}
 
 @dataclass(frozen=True)
 class Adapt:
-    """By which rule, on which part and for how long a model is adapted, and where it is scored."""
+    """The rule, data part and duration of the adaptation, and where the model is scored."""
 
     rule: LocalRule | None = None  # None: not at all
     scored: str = "test"
@@ -38,9 +38,9 @@ class Adapt:
             return self
         if self.scored != "test":
             raise FedloomError(
-                f"score_on={part} can't be: this method uses some of the clients' test data before "
-                f"it is scored on the rest ({self.scored}), and would be scored on what it was "
-                "tuned on. Leave score_on out."
+                f"score_on={part} can't be: this method adapts on some of the clients' test data "
+                f"and is scored on the rest ({self.scored}), so it would be scored on data that "
+                "it was tuned on. Leave score_on out."
             )
         return replace(self, scored=SCORED[part])
 

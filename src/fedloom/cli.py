@@ -32,11 +32,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(
-    help="Data sets: list them, fetch them, see how a partition deals them out.",
+    help="Data sets: list them, fetch them, see how a partition splits them.",
     no_args_is_help=True,
 )
 app.add_typer(data_app, name="data")
-model_app = typer.Typer(help="Models: what they are made of and cost.", no_args_is_help=True)
+model_app = typer.Typer(help="Models: their layers, parameters and cost.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 
 
@@ -53,7 +53,7 @@ def main() -> None:
         _fail(str(e), e.exit_code)
     except SystemExit as e:
         if e.code == 130:  # typer's, for Ctrl-C
-            _fail("Interrupted. Nothing that was finished is lost.", 130)
+            _fail("Interrupted. Finished work is kept.", 130)
         raise
     except BrokenPipeError:
         sys.stderr.close()
@@ -135,7 +135,7 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
             chosen, named = parse_settings(pairs or []), words.get("method")
             if named is not None and chosen.get("method", named) != named:
                 raise FedloomError(
-                    f"The method is {named}, and --set says {chosen['method']}: give one of them."
+                    f"The method is {named}, but --set says {chosen['method']}: give only one."
                 )
             read = read_config(file) if file else {}
             if "tuned" in read:
@@ -153,7 +153,7 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
                 default=None,
                 annotation=Annotated[
                     Optional[Path],  # noqa: UP045
-                    typer.Option("--config", help="YAML file of settings, such as a run's own."),
+                    typer.Option("--config", help="YAML file of settings (a run's config.yaml)."),
                 ],
             ),
             inspect.Parameter(
@@ -192,7 +192,7 @@ def _trust(files: list[Path] | None) -> None:
 
 
 def _check_files(read: dict[str, Any], named: dict[str, Any]) -> None:
-    """Refuse to run files that only a config names, and that the user never ran."""
+    """Refuse to run files that only a config names and that the user has never run."""
     from fedloom.experiment.plugins import check_trusted, is_file
 
     for key in ("method", "model"):
@@ -219,22 +219,22 @@ Trust = Annotated[
     typer.Option(
         "--trust",
         metavar="FILE.py",
-        help="Let this file run, which a config names and you have not run before.",
+        help="Allow this file to run: a config names it and you have not run it before.",
     ),
 ]
 Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Go on from the last whole round, as the same experiment: only its length and speed "
-        "may change, and how it is scored. For other changes see --fork.",
+        help="Continue from the last complete round, as the same experiment: only its length, "
+        "speed and scoring may change. For other changes see --fork.",
     ),
 ]
 Overwrite = Annotated[
     bool,
     typer.Option(
         "--overwrite",
-        help="Replace what is in --out; it is kept until the new run has a checkpoint.",
+        help="Replace the run in --out, which is kept until the new one has a checkpoint.",
     ),
 ]
 Plot = Annotated[
@@ -267,7 +267,7 @@ def run(
     method: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            help="Method name (see `fedloom methods`), NAME:option=value, or FILE.py of your own.",
+            help="Method name (see `fedloom methods`), NAME:option=value, or your own FILE.py.",
             show_default=False,
         ),
     ] = None,
@@ -288,7 +288,7 @@ def run(
     chosen = method or named
     stored = settings.get("fork") is not None or (resume and out is not None)
     if chosen is None and not stored:
-        raise FedloomError("Say which method to run: fedloom run METHOD (see `fedloom methods`).")
+        raise FedloomError("Name the method to run: fedloom run METHOD (see `fedloom methods`).")
     if method is not None and named is not None and method.partition(":")[0] != named:
         settings.pop("params", None)  # the file's options belong to the file's method
     progress = Progress()
@@ -314,17 +314,17 @@ def compare(
     methods: Annotated[
         list[str],
         typer.Argument(
-            help="Methods, as in `fedloom run`; NAME@setting=value has a setting of its own.",
+            help="Methods, as in `fedloom run`; NAME@setting=value gives one its own setting.",
             show_default=False,
         ),
     ],
     seeds: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--seeds", help="Seeds, one run of each method a seed.", show_default="3"),
+        typer.Option("--seeds", help="Number of seeds: runs per method.", show_default="3"),
     ] = None,
     seed: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--seed", help="The first seed.", show_default="0"),
+        typer.Option("--seed", help="First seed.", show_default="0"),
     ] = None,
     out: Out = None,
     resume: Resume = False,
@@ -334,7 +334,7 @@ def compare(
         typer.Option(
             "--extend",
             metavar="DIR",
-            help="Add the methods to this comparison, with its settings and seeds.",
+            help="Add these methods to an existing comparison, with its settings and seeds.",
         ),
     ] = None,
     sweep: Annotated[
@@ -342,8 +342,8 @@ def compare(
         typer.Option(
             "--sweep",
             metavar="SETTING=VALUES",
-            help="Run all methods with each of these values (lr=0.01,0.1), as many runs at a time "
-            "as there are cores. Repeatable: all combinations.",
+            help="Run all methods with each of these values (lr=0.01,0.1), one run per core at a "
+            "time. Repeatable: all combinations.",
         ),
     ] = None,
     settings: dict[str, Any] | None = None,
@@ -360,8 +360,8 @@ def compare(
     if sweep:
         if extend is not None or overwrite or seed is not None:
             raise FedloomError(
-                "A sweep has seeds from 0 on, and goes on with what is finished in its --out: "
-                "leave out --extend, --overwrite and --seed."
+                "A sweep always starts at seed 0 and continues what is in its --out: leave out "
+                "--extend, --overwrite and --seed."
             )
         _sweep(methods, sweep, settings, SEEDS if seeds is None else seeds, out, resume)
         return
@@ -409,15 +409,15 @@ def methods(
         typer.Argument(help="Show one method with its options.", show_default=False),
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", help="The model whose bytes the manifest counts.")
+        str, typer.Option("--model", help="Model to compute the manifest's bytes for.")
     ] = "auto",
     shape: Annotated[
-        str, typer.Option("--shape", metavar="CxHxW", help="Images of that model.")
+        str, typer.Option("--shape", metavar="CxHxW", help="Image size of that model.")
     ] = "1x28x28",
-    classes: Annotated[int, typer.Option("--classes", min=2, help="Classes of that model.")] = 10,
+    classes: Annotated[int, typer.Option("--classes", min=2, help="Number of classes.")] = 10,
     encode: Annotated[
         str,
-        typer.Option("--encode", help="How messages are written: fp32, fp16, int8, topk:SHARE."),
+        typer.Option("--encode", help="Message encoding: fp32, fp16, int8, topk:SHARE."),
     ] = "fp32",
     set_: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -428,8 +428,8 @@ def methods(
         ),
     ] = None,
 ) -> None:
-    """List the methods, or show one: options and defaults, and a manifest of what leaves a client,
-    what stays with it and what the server keeps, in bytes."""
+    """List the methods, or show one: its options and defaults, and a manifest of what leaves a
+    client, what stays with it and what the server keeps, in bytes."""
     from fedloom.experiment.plugins import method_class, trust
     from fedloom.methods.registry import configure
     from fedloom.methods.registry import methods as all_methods
@@ -457,8 +457,8 @@ def score(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the method at test time (tune_epochs=5), or who is scored, on what "
-            "and where (eval_clients, score_on, device, workers, ...).",
+            help="A test-time option of the method (tune_epochs=5), or a setting of the scoring "
+            "(eval_clients, score_on, device, workers, ...).",
         ),
     ] = None,
     table: Annotated[
@@ -467,7 +467,7 @@ def score(
     ] = None,
     trust: Trust = None,
 ) -> None:
-    """Score a run's clients again from its last checkpoint; the run stays as it is."""
+    """Score a run's clients again from its last checkpoint, without changing the run."""
     from fedloom.experiment.config import parse_settings
     from fedloom.experiment.rescore import rescore
     from fedloom.experiment.result import Result
@@ -478,7 +478,7 @@ def score(
     if table is not None and (not table.resolve().parent.is_dir() or table.is_dir()):
         raise FedloomError(f"The table can't be written to '{table}': give a file in a directory.")
     if table is not None and result.path.resolve() in table.resolve().parents:
-        raise FedloomError(f"'{table}' is inside the run, which stays as it is: write elsewhere.")
+        raise FedloomError(f"'{table}' is inside the run, which is not changed: write elsewhere.")
     scores = rescore(result, parse_settings(set_ or []))
     print_scores(result, scores)
     if table is not None:
@@ -499,11 +499,11 @@ def export(
     ],
     client: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--client", help="Whose model: a client's name or number; none: the shared."),
+        typer.Option("--client", help="Client (name or number); none: the shared model."),
     ] = None,
     trust: Trust = None,
 ) -> None:
-    """Write a run's model for use elsewhere, with class names and normalisation."""
+    """Export a run's model for use elsewhere, with class names and normalisation."""
     from fedloom.experiment.result import Result
 
     _trust(trust)
@@ -527,12 +527,12 @@ def show(
         typer.Option(
             "--swaps",
             metavar="FILE.png",
-            help="Save a picture of who swapped models with whom, and how alike they were.",
+            help="Save a picture of who swapped models with whom, and how similar they were.",
             callback=_picture,
         ),
     ] = None,
 ) -> None:
-    """Print what a run did: its settings, scores and cost; or a comparison's table."""
+    """Print a run's settings, scores and cost, or a comparison's table."""
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
     from fedloom.report.terminal import print_comparison, print_result
@@ -610,8 +610,8 @@ def tune(
         typer.Option(
             "--search",
             metavar="NAME=RANGE",
-            help="A setting, or an option of methods, and where to look: lr=log:1e-4..0.3, "
-            "alpha=0.01|0.1, ditto:lam=log:0.01..10 for one method alone. Repeatable.",
+            help="A setting or method option, and the range to search: lr=log:1e-4..0.3, "
+            "alpha=0.01|0.1, ditto:lam=log:0.01..10 for one method only. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -626,12 +626,12 @@ def tune(
     ] = None,
     runs: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--runs", min=1, help="Tries of each method.", show_default=False),
+        typer.Option("--runs", min=1, help="Trials per method.", show_default=False),
     ] = None,
     minutes: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
-            "--minutes", help="Time of each method's runs, in place of --runs.", show_default=False
+            "--minutes", help="Time budget per method, instead of --runs.", show_default=False
         ),
     ] = None,
     halving: Annotated[
@@ -639,9 +639,9 @@ def tune(
         typer.Option(
             "--halving",
             metavar="N",
-            help="Train all tries a while and go on with the best of every N, until the last have "
-            "all rounds.",
-            show_default="all tries have all rounds",
+            help="Successive halving: train all trials for a few rounds, keep the best of every N, "
+            "and repeat until the last ones have all rounds.",
+            show_default="all trials run all rounds",
         ),
     ] = None,
     by: Annotated[
@@ -649,29 +649,25 @@ def tune(
         typer.Option(
             "--by",
             metavar="SCORE",
-            help="What counts: macro, micro, worst10, f1, new_micro, ..., or several: "
+            help="Score to choose by: macro, micro, worst10, f1, new_micro, ..., or several: "
             "micro+new_micro.",
             show_default="macro; with --study, micro+new_micro",
         ),
     ] = None,
     share: Annotated[
         float,
-        typer.Option(
-            "--share", help="Share of the clients' training data that stands in for test data."
-        ),
+        typer.Option("--share", help="Fraction of the clients' training data to score on."),
     ] = 0.25,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each try.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The first seed.")] = 0,
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=0, help="Runs at a time; 0: as many as cores.")
-    ] = 0,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per trial.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="First seed.")] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", min=0, help="Parallel runs; 0: one per core.")] = 0,
     out: Out = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Search for good settings of methods, with the same budget for each, on training data only.
+    """Tune methods, with the same budget for each, on training data only.
 
     Writes chosen.yaml, which `fedloom run METHOD --config` and `fedloom study --values` read, and
-    tries.csv. The same command goes on after an interruption.
+    tries.csv with every trial. Run the same command again to continue after an interruption.
     """
     from fedloom.engine.choose import cores
     from fedloom.experiment.study import Ask
@@ -710,7 +706,7 @@ def study(
         Optional[str],  # noqa: UP045
         typer.Argument(help="Study name.", show_default=False),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Name all studies.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List all studies.")] = False,
     data: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--data", help="Data set.", show_default="the study's first"),
@@ -720,28 +716,28 @@ def study(
         typer.Option("--preset", help="Constants to run with.", show_default="the study's first"),
     ] = None,
     scale: Annotated[str, typer.Option("--scale", help="quick or full.")] = "quick",
-    seeds: Annotated[int, typer.Option("--seeds", help="Seeds, a run of each cell a seed.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds: runs per cell.")] = 1,
     only: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--only", metavar="CELL", help="Run these cells only: 'fedavg*'. Repeatable."),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", min=0, help="Runs at a time; 0: as many as cores.")
+        int, typer.Option("--workers", min=0, help="Parallel runs; 0: one per core.")
     ] = 0,
     values: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--values",
             metavar="FILE.yaml",
-            help="What `fedloom tune` chose, for a preset that takes it.",
-            show_default="what comes with the study",
+            help="Values chosen by `fedloom tune`, for a preset that takes them.",
+            show_default="those shipped with the study",
         ),
     ] = None,
     out: Out = None,
 ) -> None:
     """Run a whole study: its runs in parallel, then its tables and figures.
 
-    What is finished is never run again: the same command goes on after an interruption.
+    Finished runs are never repeated: run the same command again to continue after an interruption.
     """
     from fedloom.engine.choose import cores
     from fedloom.experiment.study import Ask, run_study, write_report
@@ -778,9 +774,9 @@ def topology(
             metavar="TOPOLOGY", help="A network, such as waypoint,area=500.", show_default=False
         ),
     ] = None,
-    clients: Annotated[int, typer.Option("--clients", min=1, help="Nodes.")] = 50,
-    rounds: Annotated[int, typer.Option("--rounds", min=1)] = 50,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    clients: Annotated[int, typer.Option("--clients", min=1, help="Number of nodes.")] = 50,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 50,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the network.")] = 0,
     faults: Annotated[str, typer.Option("--faults", help="As in `fedloom run`.")] = "none",
     plot: Annotated[
         Optional[Path],  # noqa: UP045
@@ -793,8 +789,8 @@ def topology(
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--spread", metavar="FILE", callback=_picture,
-            help="Save how models spread within a round, step by step, where nodes pass on what "
-            "they hear.",
+            help="Save a picture of how models spread within a round, step by step, if nodes "
+            "relay what they hear.",
         ),
     ] = None,
     shown: Annotated[
@@ -802,7 +798,7 @@ def topology(
         typer.Option("--round", min=1, help="The round that --spread shows. [default: 1]"),
     ] = None,
 ) -> None:  # fmt: skip
-    """List the networks without a server, or show whom nodes meet in one of them."""
+    """List the networks for serverless learning, or show who meets whom in one of them."""
     from fedloom.report.terminal import print_contacts, print_networks
     from fedloom.topology import NETWORKS, Faults, Peers, network
     from fedloom.topology.report import ContactReport
@@ -834,7 +830,7 @@ def topology(
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the data sets, and which of them are here."""
+    """List the data sets, and which of them are in the cache."""
     from fedloom.data.catalog import describe
     from fedloom.report.terminal import print_datasets
 
@@ -847,7 +843,7 @@ def data_fetch(
     split: Annotated[
         Optional[str], typer.Option("--split", help="EMNIST split.")  # noqa: UP045
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is here.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Download again.")] = False,
 ) -> None:
     """Download a data set, verify it and keep it in the cache (FEDLOOM_DATA)."""
     from fedloom.data.fetch import fetch
@@ -867,14 +863,21 @@ def data_show(
     partition: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--partition", help="Who holds what.", show_default="iid, or the data's own clients"
+            "--partition",
+            help="How to split the samples among clients.",
+            show_default="iid, or the data's own clients",
         ),
     ] = None,
     clients: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--clients", min=1, show_default="50, or as many as the partition names"),
+        typer.Option(
+            "--clients",
+            min=1,
+            help="Number of clients.",
+            show_default="50, or as many as the partition names",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the partition.")] = 0,
     plot: Plot = None,
     pool: Annotated[bool, typer.Option("--pool", help="Pool the train and test files.")] = False,
     set_: Annotated[
@@ -882,7 +885,7 @@ def data_show(
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the data set."),
     ] = None,
 ) -> None:
-    """Show a data set and how a partition deals it to clients."""
+    """Show a data set and how a partition splits it among clients."""
     from fedloom.data.catalog import load, natural
     from fedloom.data.partition import by_column
     from fedloom.data.split import check_options, deal, named_clients
@@ -919,21 +922,23 @@ def model_list() -> None:
 
 @model_app.command("show")
 def model_show(
-    name: Annotated[str, typer.Argument(help="Model name, or FILE.py:FACTORY of your own.")],
+    name: Annotated[str, typer.Argument(help="Model name, or your own FILE.py:FACTORY.")],
     capacity: Annotated[
-        float, typer.Option("--capacity", help="Share of the channels to keep.")
+        float, typer.Option("--capacity", help="Fraction of the channels to keep.")
     ] = 1.0,
     shape: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
             "--shape",
             metavar="CxHxW",
-            help="Images, such as 3x32x32.",
+            help="Image size, such as 3x32x32.",
             show_default="1x28x28 for mlp and conv4, else 3x32x32",
         ),
     ] = None,
-    classes: Annotated[int, typer.Option("--classes", min=2)] = 10,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Of the memory estimate.")] = 32,
+    classes: Annotated[int, typer.Option("--classes", min=2, help="Number of classes.")] = 10,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="Batch size of the memory estimate.")
+    ] = 32,
     set_: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
@@ -971,7 +976,7 @@ class _Interrupted(FedloomError):
 
 @contextmanager
 def _resumable(progress: Any, *, comparing: bool = False) -> Iterator[None]:
-    """Ctrl-C ends with how to go on."""
+    """Ctrl-C ends with the command that continues."""
     from fedloom.experiment.api import Stopped
 
     try:
@@ -986,5 +991,5 @@ def _resumable(progress: Any, *, comparing: bool = False) -> Iterator[None]:
                 "there before."
             ) from None
         raise _Interrupted(
-            f"Interrupted; finished rounds are kept. Go on: {what} --resume --out {where}"
+            f"Interrupted; finished rounds are kept. Continue with: {what} --resume --out {where}"
         ) from None

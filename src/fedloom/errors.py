@@ -1,4 +1,4 @@
-"""Errors that are sentences for the user: what was given, what was expected, what to do.
+"""Errors as sentences for the user: what was given, what was expected, what to do.
 
 Everything a user can get wrong is raised as `FedloomError`; the command line prints its text and
 exits with its code, without a traceback. Anything else that escapes is a defect of fedloom.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 
 class FedloomError(Exception):
-    """A mistake in what was asked, told in one paragraph."""
+    """A user error, explained in one paragraph."""
 
     exit_code = 2
 
@@ -37,7 +37,7 @@ def telling_memory(doing: str) -> Iterator[None]:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether this is NumPy's, torch's or the system's way to say that memory has run out."""
+    """Whether this is an out-of-memory error of NumPy, torch or the system."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     words = ("can't allocate memory", "out of memory", "bad_alloc", "Cannot allocate memory")

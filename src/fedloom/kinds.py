@@ -1,4 +1,5 @@
-"""Named values beside the model: what a client is told, keeps and sends, and what the server keeps.
+"""Named values next to the model: what a client is told, keeps and sends, and what the server
+keeps.
 
 A part of a method declares such a value by its name and its kind. From the kind follow its size,
 what it starts as, where it lies in a row, what a checkpoint holds and what a message costs. Nothing
@@ -32,7 +33,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a named value is; it starts as `start` everywhere."""
+    """The kind of a named value; all its elements start as `start`."""
 
     start: float = 0.0
 
@@ -40,7 +41,7 @@ class Kind:
         raise NotImplementedError
 
     def initial(self, sizes: Sizes, row: Tensor) -> Tensor:
-        """The value before anybody has set it; `row` is the initial model."""
+        """The initial value; `row` is the initial model."""
         return torch.full(self.shape(sizes), self.start, dtype=row.dtype)
 
 

@@ -44,10 +44,10 @@ FACTS: dict[str, tuple[tuple[str, ...], str]] = {
 class Method:
     """A few choices. Combinations that make no sense are refused with the reason.
 
-    `first` is what the private part of a client starts from that takes part for the first time: its
-    initial values, or the average of all private parts at that moment, which then have to travel.
-    `own`, where it is given, is the rule by which every client trains a second model, which it
-    keeps, beside the shared one, and with which it is scored (Ditto).
+    `first` is the initial private part of a client that takes part for the first time: its initial
+    values, or the average of all private parts at that moment, which then have to be sent. `own`,
+    if given, is the rule by which every client trains a second model next to the shared one; the
+    client keeps it and is scored with it (Ditto).
 
     >>> Method(mix=Average(part="body")).mix.home
     'server'
@@ -63,18 +63,18 @@ class Method:
     own: LocalRule | None = None
 
     def among(self, topology: Topology) -> Method:
-        """The same method for nodes that meet as this topology says, or why that can't be."""
+        """The same method on this topology, or an error that says why that is impossible."""
         if self.topology.pools:
             raise FedloomError(
-                f"{type(self.topology).__name__} has one learner, who meets nobody. Leave the "
-                "topology out, or choose another method."
+                f"{type(self.topology).__name__} has a single learner, which meets nobody. Leave "
+                "the topology out, or choose another method."
             )
         return replace(self, topology=topology, mix=self.mix.among_nodes())
 
     @property
     def silent(self) -> bool:
-        """Whether nothing travels in a round: data stays, and so does all that is learned from it,
-        or the data itself has moved."""
+        """Whether no messages are sent in a round: everything stays with the clients, or the data
+        itself has been pooled."""
         nothing = self.mix.part in ("none", "not all") and not self.local.sends
         return nothing or self.topology.pools
 
@@ -95,7 +95,7 @@ class Method:
             yield "local", self.own
 
     def _wrong_words(self) -> Iterator[str]:
-        """What a part asks for, is told or sends, and nobody provides or takes."""
+        """Refuse values that a part asks for or sends and no other part provides or takes."""
         for role, part in self._parts():
             name = type(part).__name__
             for fact in sorted(part.needs):
@@ -108,8 +108,9 @@ class Method:
                     )
             if not self.topology.server and {"public", "last"} & part.needs:
                 yield (
-                    f"{name} looks at a public set, which only a server holds, and "
-                    f"{type(self.topology).__name__} has none. Use a part that needs no public set."
+                    f"{name} needs a public set, which only a server has, and "
+                    f"{type(self.topology).__name__} has none. Use a part that needs no public "
+                    "set."
                 )
         local, mix = type(self.local).__name__, type(self.mix).__name__
         for word in sorted(set(self.local.told) - set(self.mix.keeps)):
@@ -141,8 +142,9 @@ class Method:
             )
         if self.newcomer.choice == "best" and self.adapt.rule is None:
             yield (
-                f"{type(self.newcomer).__name__} picks a part by how it adapts to the support "
-                "part, but nothing is adapted. Give the method an adapt, such as FineTune()."
+                f"{type(self.newcomer).__name__} picks a part by how well it adapts on the "
+                "support part, but nothing is adapted. Give the method an adapt, such as "
+                "FineTune()."
             )
         if not self.mix.takes_parts and not isinstance(self.select, Whole):
             yield (
@@ -157,7 +159,7 @@ class Method:
         if self.local.narrows and not (self.select.nested and self.select.cuts):
             yield (
                 f"{local} trains narrower nets inside a client's own, and "
-                f"{type(self.select).__name__} has none such. Use Ordered()."
+                f"{type(self.select).__name__} does not support that. Use Ordered()."
             )
         if self.own is not None and (not isinstance(self.select, Whole) or self.own.extras):
             yield (

@@ -1,8 +1,7 @@
 """Initial model for a client with no private part: one that joined late, or never took part.
 
-Methods whose clients keep a part of the model to themselves have no such part to give to a
-newcomer. These rules say which parts of others it may try, and how one of them is chosen; trying,
-fine-tuning and scoring are the runner's work.
+Methods with private parts have none for a newcomer. These rules say which private parts of others
+it may try and how one is chosen; trying, fine-tuning and scoring are the runner's job.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Choice = Literal["only", "best", "vote"]
 
 
 class Newcomer:
-    """The models that a newcomer may try; `choice` says what is made of several.
+    """The models that a newcomer may try; `choice` says how to choose among several.
 
     `best`: each is adapted to the support part and the one with the lowest loss on it is taken.
     `vote`: all of them predict, and the class with most votes wins.
@@ -34,7 +33,7 @@ class Newcomer:
 
 
 class Shared(Newcomer):
-    """The shared model as it is, with the initial values of what others keep to themselves."""
+    """The shared model, with initial values for the parts that clients keep private."""
 
     def candidates(self, shared: Tensor, kept: Population, weights: np.ndarray) -> Tensor:
         return shared.unsqueeze(0)

@@ -28,7 +28,7 @@ class Options(BaseModel):
     def _sane(cls, value: Any, info: ValidationInfo) -> Any:
         annotation = cls.model_fields[str(info.field_name)].annotation
         if _holds_truth(value) and not _takes(annotation, (bool, Any)):
-            raise ValueError(f"true and false are not values for this; give {_wanted(annotation)}")
+            raise ValueError(f"true and false are not allowed here; give {_wanted(annotation)}")
         if isinstance(value, str) and len(value) > _LONGEST:
             raise ValueError(f"it has more than {_LONGEST:,} characters")
         return value

@@ -1,8 +1,8 @@
 """A population of flat models: a matrix, clients × columns, that holds only what is kept.
 
 A method whose clients keep nothing has an empty population; one whose clients keep their heads
-stores those columns; a client that was never heard of costs nothing. Rows are found by client
-number and live in one contiguous buffer that grows as clients appear.
+stores those columns; a client that was never seen costs nothing. Rows are found by client number
+and live in one contiguous buffer that grows as clients appear.
 """
 
 from __future__ import annotations

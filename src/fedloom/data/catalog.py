@@ -67,7 +67,7 @@ def load(
 
 
 def natural(source: Source) -> str | None:
-    """The column that data is dealt by unless asked otherwise: it comes with its clients."""
+    """The default column to partition by, for data that comes with its clients."""
     if isinstance(source, str | Path):
         if str(source).startswith(SITES):
             return "site"
@@ -82,7 +82,7 @@ def names() -> tuple[str, ...]:
 
 
 def describe(cache: Path | str | None = None) -> list[dict[str, str | int]]:
-    """The catalogue as the rows of a table: what there is, how large, and whether it is here."""
+    """The catalogue as rows of a table: name, size, and whether it is in the cache."""
     root = _root(cache)
     return [
         {
@@ -98,7 +98,7 @@ def describe(cache: Path | str | None = None) -> list[dict[str, str | int]]:
 
 
 def _room(name: str, entry: _Entry, root: Path) -> dict[str, str | int]:
-    """The room the data set takes, or would take, in the cache."""
+    """The disk space that the data set takes, or would take, in the cache."""
     if name not in sources.names():
         return {"size": "none", "here": "yes"}
     splits = sources.EMNIST_CLASSES if name == "emnist" else (None,)

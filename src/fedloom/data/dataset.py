@@ -79,9 +79,8 @@ class Dataset:
             or min(self.std) <= 0
         ):
             raise FedloomError(
-                f"'{self.name}' has {channels} channel(s): give one mean and one "
-                f"positive std for each (or for each pixel), not mean={self.mean} and "
-                f"std={self.std}."
+                f"'{self.name}' has {channels} channel(s): give one mean and one positive std "
+                f"per channel (or per pixel), not mean={self.mean} and std={self.std}."
             )
         for column, values in self.columns.items():
             if len(values) != len(self.x) + len(self.x_test):
@@ -174,7 +173,7 @@ def resized(data: Dataset, side: int) -> Dataset:
     if height != width or (side < height and height % side):
         raise FedloomError(
             f"size={side} does not fit '{data.name}', whose images have {height}×{width} pixels: "
-            "square images can be given a frame, or be made smaller by a whole factor."
+            "only square images can be padded, or shrunk by a whole factor."
         )
     if side == height:
         return data
@@ -340,14 +339,15 @@ def _number(labels: Sequence[Hashable]) -> tuple[npt.NDArray[np.int64], tuple[st
     if fraction is not None:
         raise FedloomError(
             f"Some labels are not whole numbers, such as {fraction:g}: fedloom does "
-            "classification, so it needs a class for every sample, not a value to predict. Cut the "
-            "values into classes (np.digitize), or write names of classes as text."
+            "classification, so it needs a class for every sample, not a continuous target. Bin "
+            "the values into classes (np.digitize), or give class names as text."
         )
     if len(labels) >= _CLASSES_CHECKED and len(distinct) > len(labels) / 2:
         raise FedloomError(
             f"There are {len(distinct)} different labels for {len(labels)} samples: labels are "
-            "classes, of which there should be several samples each, and values to predict are not "
-            "supported yet. Cut values into classes (np.digitize), or give more samples of each."
+            "classes, and each class should have several samples; regression targets are not "
+            "supported. Bin the values into classes (np.digitize), or give more samples per "
+            "class."
         )
     try:
         ordered = sorted(distinct)  # type: ignore[type-var]

@@ -226,7 +226,7 @@ def _opened(file: Path | Image.Image) -> Iterator[Image.Image]:
     except Exception as error:  # Pillow has many words for damage, and for headers that are lies
         giant = isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError)
         why = (
-            f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels, the most that are read. Make it "
+            f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels, which is the limit. Make it "
             "smaller."
             if giant
             else reason(error)

@@ -132,8 +132,8 @@ def from_folder(
     for option, value in (("label", label), ("user", user), ("split", split)):
         if value is not None:
             raise FedloomError(
-                f"{option}={value} names a column, and {path} has no {_LABELS_FILE} with columns: "
-                "its classes are folders. Leave it out, or write that file."
+                f"{option}={value} names a column, but {path} has no {_LABELS_FILE} with "
+                "columns: its classes are folders. Leave it out, or write that file."
             )
     height_width = None
     if size is not None:

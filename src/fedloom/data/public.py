@@ -56,7 +56,7 @@ class Wish:
             share = number(f"The share in public={spec} ({FORMS})", value, low=0, above=True)
             if share >= 1:
                 raise FedloomError(
-                    f"public={spec} leaves nothing to the clients: give less than 1."
+                    f"public={spec} leaves no data for the clients: give less than 1."
                 )
             return Wish("share", share=share)
         if name == "noise":
@@ -101,8 +101,8 @@ def set_aside(partition: Partition, y: np.ndarray, share: float, seed: int) -> P
     taken &= ~emptied[partition.owners]
     if not taken.any():
         raise FedloomError(
-            f"public=share:{share:g} of {len(partition.indices)} samples sets none aside. Give a "
-            "larger share."
+            f"public=share:{share:g} of {len(partition.indices)} samples sets no images aside. "
+            "Give a larger share."
         )
     left = np.bincount(partition.owners[~taken], minlength=len(partition))
     offsets = np.concatenate([[0], np.cumsum(left)]).astype(np.int64)
@@ -120,7 +120,7 @@ def public_set(spec: str, federation: Federation, tokens: bool = False) -> Publi
     if wish.kind == "noise":
         if tokens:
             raise FedloomError(
-                f"public={spec} is no data for a model that looks tokens up: set some of the "
+                f"public={spec} does not work for a model that takes tokens: set some of the "
                 "clients' data aside with public=share:0.01, or give another data set or file."
             )
         shape = (wish.count or 0, *dataset.shape)
@@ -144,13 +144,14 @@ def _of_another(wish: Wish, dataset: Dataset, seed: int, tokens: bool) -> Public
     other = None if wish.source == dataset.name else load(wish.source)
     if other is None or _same(other, dataset):
         raise FedloomError(
-            f"public={wish.source} would show the server all that the clients train on. Set a part "
-            "of it aside with public=share:0.01, or give another data set or file."
+            f"public={wish.source} would give the server all data that the clients train on. Set "
+            "a part of it aside with public=share:0.01, or give another data set or file."
         )
     if other.shape != dataset.shape or other.x.dtype != dataset.x.dtype:
         raise FedloomError(
             f"The public set '{wish.source}' has images of {other.shape} {other.x.dtype}, "
-            f"'{dataset.name}' of {dataset.shape} {dataset.x.dtype}. Give a set of the same kind."
+            f"'{dataset.name}' of {dataset.shape} {dataset.x.dtype}. Give a data set with the "
+            "same shape."
         )
     indices = other.training_rows
     if wish.count is not None:

@@ -69,8 +69,8 @@ class Raw:
             return Raw.of(train)
         for one in set(train) ^ set(test):
             raise FedloomError(
-                f"The array '{one}' is there for training data or for test data only. Give "
-                f"{one} and {one}_test, or neither."
+                f"The array '{one}' exists for only one of training and test data. Give {one} "
+                f"and {one}_test, or neither."
             )
         return Raw.joined([Raw.of(train), Raw.of(test).as_test()])
 
@@ -101,8 +101,8 @@ class Raw:
         for site, raw in sites.items():
             if SITE in raw.columns:
                 raise FedloomError(
-                    f"The data of {site} has a column '{SITE}' of its own, which is what sites are "
-                    "told apart by. Give it another name."
+                    f"The data of {site} has a column '{SITE}'  of its own, but that name is "
+                    "reserved for the site. Rename it."
                 )
             column = np.full(len(raw.test), site, dtype=object)
             named.append(dataclasses.replace(raw, columns={**raw.columns, SITE: column}))
@@ -139,8 +139,8 @@ class Raw:
         if not seen or (wide and len(seen) > 1):
             raise FedloomError(
                 f"'{name}' must have one column of pictures or arrays, or others of numbers and "
-                f"texts, beside its label '{target}'; it has {', '.join(seen) or 'none'}. Say "
-                "which with data_options.features=COLUMN."
+                f"texts, beside its label '{target}'; it has {', '.join(seen) or 'none'}. Choose "
+                "it with data_options.features=COLUMN."
             )
         rows = self._rows([target, *seen, *(n for n in aside if n not in seen)], str(missing))
         labels = self._labels(target, rows)
@@ -193,7 +193,7 @@ class Raw:
         found = next((lower[word] for word in LABELS if word in lower), None)
         if found is None:
             raise FedloomError(
-                "Which column is the label? Say it with data_options.label=COLUMN; there are "
+                "Which column is the label? Set data_options.label=COLUMN; there are "
                 f"{', '.join(map(str, self.columns))}."
             )
         return found
@@ -228,8 +228,8 @@ class Raw:
             if blank.any() and missing == "refuse":
                 raise FedloomError(
                     f"The column '{name}' has {blank.sum()} empty cells, the first in row "
-                    f"{int(blank.argmax())} (from 0). Fill them; leave such rows out "
-                    "(data_options.missing=drop); or leave the column out "
+                    f"{int(blank.argmax())} (from 0). Fill them, drop such rows "
+                    "(data_options.missing=drop), or leave the column out "
                     "(data_options.features=COLUMN,COLUMN)."
                 )
             empty |= blank
@@ -300,17 +300,17 @@ def _encoded(name: str, columns: Mapping[str, pd.Series]) -> tuple[np.ndarray, l
             continue
         if pd.api.types.is_datetime64_any_dtype(values):
             raise FedloomError(
-                f"The column '{column}' of '{name}' holds dates. Make numbers of them, or leave it "
-                "out (data_options.features=COLUMN,COLUMN)."
+                f"The column '{column}' of '{name}' holds dates. Convert them to numbers, or "
+                "leave the column out (data_options.features=COLUMN,COLUMN)."
             )
         texts = values.astype(str)
         found = sorted(texts.unique())
         if len(found) > _MOST_VALUES:
             raise FedloomError(
                 f"The column '{column}' of '{name}' has {len(found)} different texts, such as "
-                f"'{found[0]}'; at most {_MOST_VALUES} become columns of numbers. Is it who the "
-                f"rows are of (--partition by:{column}, or data_options.user={column})? Else leave "
-                "it out (data_options.features=COLUMN,COLUMN)."
+                f"'{found[0]}'; at most {_MOST_VALUES} become columns of numbers. Does it name "
+                f"the owner of a row (--partition by:{column}, or data_options.user={column})? "
+                "Else leave it out (data_options.features=COLUMN,COLUMN)."
             )
         parts.append(texts.to_numpy()[:, None] == np.array(found, dtype=object))
         names += [f"{column}={text}" for text in found]

@@ -237,7 +237,7 @@ def source(name: str, split: str | None = None) -> Source:
             raise unknown("split of emnist", chosen, EMNIST_CLASSES)
         return _emnist(chosen)
     if name in ("digits", "synthetic"):
-        raise FedloomError(f"Data set '{name}' is always here; there is nothing to fetch.")
+        raise FedloomError(f"Data set '{name}' is bundled; there is nothing to fetch.")
     if name not in _SOURCES:
         raise unknown("data set to fetch", name, names())
     if split is not None:

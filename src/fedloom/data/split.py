@@ -215,16 +215,15 @@ class Federation:
             return Partition.of_lists([])
         if names_rows(spec):
             raise FedloomError(
-                f"newcomer_partition={spec} names rows, and newcomers are dealt the test data of "
-                "the clients. Give a recipe, such as classes:2 or dirichlet:0.5."
+                f"newcomer_partition={spec} names rows, but newcomers get the clients' test "
+                "data. Give a recipe, such as classes:2 or dirichlet:0.5."
             )
         name, parsed = parse(spec)
         k = parsed.integer("K", parsed.argument, low=1) if name in ("classes", "ring") else None
         pool = self._everyones_test
         if len(pool) == 0:
             raise FedloomError(
-                "Newcomers are dealt the test data of the clients, and there is none. "
-                "Set test_share above 0."
+                "Newcomers get the clients' test data, and there is none. Set test_share above 0."
             )
         y, n_classes = self.dataset.y, self.dataset.n_classes
         taken = frozenset[frozenset[int]]()
@@ -236,7 +235,9 @@ class Federation:
                 purpose="newcomers",
             )  # fmt: skip
         except FedloomError as error:
-            raise FedloomError(f"The newcomers cannot be dealt their data. {error}") from None
+            raise FedloomError(
+                f"The clients' test data cannot be split among the newcomers. {error}"
+            ) from None
         return Partition(pool[dealt.indices], dealt.offsets, dealt.note)
 
     def _taken(self, pool: IntArray, k: int) -> ClassSets:
@@ -250,9 +251,9 @@ class Federation:
             )
         if sum(len(held) == k and held <= present for held in taken) == comb(len(present), k):
             raise FedloomError(
-                f"Newcomers need a combination of {k} classes that no client has, but the clients "
-                f"have all {comb(len(present), k)}. Take fewer clients, or another number of "
-                "classes for newcomers."
+                f"Newcomers need a combination of {k} classes that no client has, but the "
+                f"clients have all {comb(len(present), k)}. Use fewer clients, or another number "
+                "of classes for newcomers."
             )
         return taken
 
@@ -302,8 +303,8 @@ def check_options(spec: str | Partition, options: Mapping[str, Any]) -> None:
     if options.get("test_share") and names_rows(spec):
         raise FedloomError(
             f"data_options.test_share={options['test_share']} would do nothing: this partition "
-            "names the rows that clients hold, so none are held out for a common test set. Leave "
-            "it out, or give the data a test part (x_test and y_test)."
+            "assigns rows to clients, so none are held out for a common test set. Leave it out, "
+            "or give the data a test part (x_test and y_test)."
         )
 
 
@@ -338,8 +339,8 @@ def federate(
     reserve = _reserve(spec, dataset, seed, newcomers, newcomer_partition, newcomer_classes)
     if data_share < 1 and names_rows(spec):
         raise FedloomError(
-            f"data_share={data_share:g} would do nothing: this partition names the rows that "
-            "clients hold. Leave it out."
+            f"data_share={data_share:g} would do nothing: this partition assigns rows to "
+            "clients. Leave it out."
         )
     dataset, dealt = deal(dataset, spec, clients, seed, reserve, data_share)
     share = Wish.parse(public).share

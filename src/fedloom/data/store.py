@@ -99,7 +99,7 @@ def read(folder: Path, grouped: bool = False, fetch: str | None = None) -> Datas
     ) as error:  # fmt: skip
         again = fetch or f"fedloom data fetch {folder.name}"
         raise FedloomError(
-            f"The data set in {folder} is damaged ({error}). Fetch it again with: {again} --force"
+            f"The data set in {folder} is corrupted ({error}). Fetch it again with: {again} --force"
         ) from None
 
 
@@ -117,7 +117,7 @@ def _verified(folder: Path) -> dict[str, Any]:
     if set(content) == set(_DESCRIBED):
         return _adopted(folder, content)
     if content.pop("seal") != _seal(content):
-        raise ValueError("dataset.json is not as it was written")
+        raise ValueError("dataset.json has changed since it was written")
     for part, expected in content["crc32"].items():
         if _crc32(*_stamped(folder / f"{part}.npy")) != expected:
             raise ValueError(f"{part}.npy is not as it was written")
@@ -129,7 +129,7 @@ def _adopted(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     and std that were measured when it was made."""
     found = channel_scale(np.load(folder / "x.npy", mmap_mode="r"))
     if found != (tuple(content["mean"]), tuple(content["std"])):
-        raise ValueError("x.npy has another mean and std than when it was written")
+        raise ValueError("the mean and std of x.npy have changed since it was written")
     with suppress(OSError):  # a cache that can't be written to stays as it is
         _describe(folder, content)
     return content

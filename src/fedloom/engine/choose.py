@@ -1,4 +1,4 @@
-"""Which engine runs a job: by name, or by a fixed rule, never by timing.
+"""Which engine trains the clients: by name, or by a fixed rule, never by timing.
 
 `auto` looks at the model, the device and the number of participants only, so that a rerun picks the
 same. On a CPU with more than one core and more than one participant it is processes where fedloom's

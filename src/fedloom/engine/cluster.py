@@ -155,8 +155,8 @@ class Cluster(Engine):
                 return [by[ref] for ref in ready]
             if not any(m.ready for m in self._members) and not self._nodes():
                 raise FedloomError(
-                    "The Ray cluster has no node left that could run a worker. The run is safe up "
-                    "to its last checkpoint: start a node, then go on with --resume."
+                    "The Ray cluster has no node left to run a worker on. The run is safe up to "
+                    "its last checkpoint: start a node, then continue with --resume."
                 )
 
     def _nodes(self) -> set[str]:
@@ -169,7 +169,7 @@ class Cluster(Engine):
         there = self._nodes()
         if sum(node in there for node in died) >= _TRIES:
             raise FedloomError(
-                f"A Ray worker died {_TRIES} times on the same job, on nodes that are still there. "
+                f"A Ray worker died {_TRIES} times on the same job, on nodes that are still up. "
                 f"It may need more memory than they have: {_first_line(reason)}"
             ) from None
 

@@ -44,14 +44,14 @@ def resolve(
         if before != "torch" and engine == _STACKED:
             raise FedloomError(
                 f"This run was computed by fedloom's own kernels for {before}, and the stacked "
-                "engine computes with torch's. Go on with another engine, or in a run of its own: "
-                "fedloom run --fork RUN --engine stacked --kernels torch."
+                "engine computes with torch's. Resume with another engine, or fork it: fedloom "
+                "run --fork RUN --engine stacked --kernels torch."
             )
         if before != "torch" and available(before) == "torch":
             raise FedloomError(
-                f"This run was computed by fedloom's own kernels for {before}, and here they can't "
-                f"run: {_unavailable(before)}. Go on where they can, or with torch's, which round "
-                "differently, in a run of its own: fedloom run --fork RUN --kernels torch."
+                f"This run was computed by fedloom's own kernels for {before}, which can't run "
+                f"here: {_unavailable(before)}. Resume it where they run, or fork it with "
+                "torch's, which round differently: fedloom run --fork RUN --kernels torch."
             )
         return before
     if choice == "torch":
@@ -69,8 +69,8 @@ def resolve(
             name += _BESIDE
     if reason is not None and choice != "auto":
         raise FedloomError(
-            f"kernels={choice} can't be had: {reason}. Leave it out (auto), which takes what there "
-            "is."
+            f"kernels={choice} can't be had: {reason}. Leave it out (auto) to use what is "
+            "available."
         )
     return name
 
@@ -99,8 +99,8 @@ def kernels_for(
     if available(name) == "torch":  # on another node of a cluster
         raise FedloomError(
             f"This run computes with fedloom's own kernels for {name}, and a worker can't: "
-            f"{_unavailable(name)}. Install fedloom alike on all machines, or run with --kernels "
-            "torch."
+            f"{_unavailable(name)}. Install the same fedloom on all machines, or run with "
+            "--kernels torch."
         )
     try:
         native = Native(module, layout, shape, _NUMBERS[_ours(name)])

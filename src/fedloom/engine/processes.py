@@ -82,8 +82,8 @@ class Processes(Engine):
         super().__init__(setting)
         if not can_fork():
             raise FedloomError(
-                "The process engine forks its workers, which this system can't do safely. "
-                "Use --engine serial or --engine stacked."
+                "The process engine forks its workers, which is not safe on this system. Use "
+                "--engine serial or --engine stacked."
             )
         if setting.device.type != "cpu":
             raise FedloomError(
@@ -218,8 +218,8 @@ class Processes(Engine):
         if tries >= _TRIES:
             raise FedloomError(
                 f"A worker died {tries} times on the same job ({_name(job)}): "
-                f"{_ending(code, _oom_kills() > self._oom_kills)}. Rounds that were finished are "
-                "not lost: --resume goes on."
+                f"{_ending(code, _oom_kills() > self._oom_kills)}. Finished rounds are kept: "
+                "continue with --resume."
             )
         member.pipe.close()
         fresh = self._hire(instead_of=member)
@@ -373,8 +373,8 @@ def _ending(code: int | None, starved: bool) -> str:
         return f"it crashed ({name}) in compiled code; --engine serial may show where"
     fewer = "Use fewer --workers, a smaller model or a smaller --batch"
     if starved:
-        return f"the system killed it because memory had run out. {fewer}"
-    return f"somebody killed it ({name}), which systems do when memory runs out. {fewer}"
+        return f"the system killed it because memory ran out. {fewer}"
+    return f"it was killed ({name}), which happens when memory runs out. {fewer}"
 
 
 def _oom_kills() -> int:

@@ -95,8 +95,8 @@ class Worker:
         selection = task.select.choose(self._ask(task.select, task.round, client, model, last))
         if selection is not None and not (selection.index.diff() > 0).all():
             raise FedloomError(
-                f"{type(task.select).__name__} chose columns that do not ascend. Sort the index of "
-                "its Selection, and let each column be there once."
+                f"{type(task.select).__name__} chose columns that do not ascend. Sort the index "
+                "of its Selection and remove duplicates."
             )
         start = model if selection is None else model[selection.index]
         chosen = time.perf_counter()
@@ -141,9 +141,9 @@ class Worker:
             if "more than 1 value per channel" not in str(e):
                 raise
             raise FedloomError(
-                f"Client {client} has a batch of one image, on which batch norm can't be computed. "
-                "Give clients more samples, a --batch above 1, or use another norm "
-                "(--set model_options.norm=group)."
+                f"Client {client} has a batch of one image, which batch norm can't handle. Give "
+                "clients more samples, a --batch above 1, or use another norm (--set "
+                "model_options.norm=group)."
             ) from None
 
     def _walk(self, task: Task, job: Job) -> Done:
@@ -550,9 +550,9 @@ class Worker:
 
 def diverged(client: int, task: Task) -> Diverged:
     return Diverged(
-        f"Training diverged: the update of client {client} in round {task.round} holds "
-        f"NaN or infinite values (learning rate {task.optimiser.lr:g}, {task.rule}). Lower "
-        "--lr (and alpha, where the method has one), bound the gradient with --clip 1, or go on "
+        f"Training diverged: the update of client {client} in round {task.round} holds NaN or "
+        f"infinite values (learning rate {task.optimiser.lr:g}, {task.rule}). Lower --lr (and "
+        "alpha, where the method has one), bound the gradient with --clip 1, or continue "
         "without such clients: --on-bad skip."
     )
 

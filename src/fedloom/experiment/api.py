@@ -127,9 +127,7 @@ class Stopped(KeyboardInterrupt):
 
 def check_flags(out: str | Path | None, resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
-        raise FedloomError(
-            "--resume goes on with a run and --overwrite drops it: give one of them."
-        )
+        raise FedloomError("--resume continues a run and --overwrite drops it: give only one.")
     if overwrite and out is None:
         raise FedloomError("--overwrite would do nothing: without --out, runs get a new directory.")
 
@@ -148,7 +146,7 @@ def _to_resume(path: Path) -> RunStore:
     if not store.exists and store.untouched:
         what = "is empty" if path.exists() else "does not exist"
         raise FedloomError(
-            f"'{path}' {what}: no run was begun there. Run it again without --resume, or name the "
+            f"'{path}' {what}: no run was started there. Leave out --resume, or give the "
             "directory of a run."
         )
     return RunStore.open(path)
@@ -168,8 +166,8 @@ def _default_out(config: Config, resume: bool) -> Path:
             return path
     there = f"{', '.join(str(p) for p in taken[-3:])} had others" if taken else "there is none yet"
     raise FedloomError(
-        f"No run under runs/ was started with these settings ({there}). Say which one goes on: "
-        "--resume --out runs/NAME."
+        f"No run under runs/ was started with these settings ({there}). Name the one to "
+        "continue: --resume --out runs/NAME."
     )
 
 
@@ -298,8 +296,8 @@ def _told(store: RunStore, *, fresh: bool = False) -> Iterator[None]:
             raise Stopped(store.path, old_is_back=back) from None
         if isinstance(e, OutOfMemory) and not back and store.has_checkpoint():
             raise OutOfMemory(
-                f"{e} Rounds that were finished are not lost: where there is more memory, --resume "
-                f"--out {store.path} goes on."
+                f"{e} Finished rounds are not lost: with more memory, continue with --resume "
+                f"--out {store.path}."
             ) from e
         if isinstance(e, OSError) and e.errno == errno.ENOSPC:
             raise FedloomError(_full(store, back)) from e
@@ -309,13 +307,13 @@ def _told(store: RunStore, *, fresh: bool = False) -> Iterator[None]:
 def _full(store: RunStore, back: bool) -> str:
     if back:
         return (
-            f"The disk is full; '{store.path}' holds the run that was there before. Make room and "
-            "give the same command again."
+            f"The disk is full; '{store.path}' holds the run that was there before. Free some "
+            "space and run the same command again."
         )
     if not store.exists:
-        return "The disk is full; nothing was written. Make room and give the same command again."
+        return "The disk is full; nothing was written. Free some space and run the command again."
     return (
-        f"The disk is full; what was done until then is safe in '{store.path}'. Make room and "
+        f"The disk is full; finished rounds are safe in '{store.path}'. Free some space and "
         f"continue with --resume --out {store.path}."
     )
 

@@ -19,7 +19,7 @@ State = Mapping[str, Tensor]
 
 
 def weights(given: Any, factory: str | Factory) -> State:
-    """The state_dict that `init` names or holds; a run with a model of one's own is built by the
+    """The state_dict that `init` names or holds; a run with a custom model is built by the
     `factory` of this one."""
     if isinstance(given, nn.Module):
         return given.state_dict()
@@ -70,8 +70,8 @@ def begun(make: Callable[[], nn.Module], state: State, what: str) -> nn.Module:
     for name, value in mine.items():
         if name not in state:
             raise FedloomError(
-                f"{what} has no '{name}', which this model has: it is of another model. Choose the "
-                "same --model and model_options."
+                f"{what} has no '{name}', which this model has: it belongs to another model. Use "
+                "the same --model and model_options."
             )
         if state[name].shape != value.shape:
             raise FedloomError(
@@ -83,8 +83,8 @@ def begun(make: Callable[[], nn.Module], state: State, what: str) -> nn.Module:
             raise FedloomError(f"{what} has NaN or infinite values in '{name}'.")
     if odd := sorted(set(state) - set(mine)):
         raise FedloomError(
-            f"{what} has '{odd[0]}', which this model does not have: it is of another one. Choose "
-            "the same --model and model_options."
+            f"{what} has '{odd[0]}', which this model does not have: it belongs to another "
+            "model. Use the same --model and model_options."
         )
     module.load_state_dict(dict(state))
     return module

@@ -133,7 +133,7 @@ class Comparison:
         what they differ in."""
         found = [run if isinstance(run, Result) else Result(run) for run in runs]
         if not found:
-            raise FedloomError("Name the runs to compare.")
+            raise FedloomError("Which runs should be compared? Name them.")
         results: dict[str, list[Result]] = {}
         for label, run in zip(_labels(found), found, strict=True):
             results.setdefault(label, []).append(run)
@@ -368,8 +368,8 @@ def _finished(folder: Path, label: str, seed: int) -> Result:
         if run.summary["rounds"] == run.summary["rounds_asked"]:
             return run
     raise FedloomError(
-        f"The comparison in '{folder}' is not finished: {label} with seed {seed} is missing. Go on "
-        "with the command that began it, and --resume."
+        f"The comparison in '{folder}' is not finished: {label} with seed {seed} is missing. "
+        "Continue with the command that started it, plus --resume."
     )
 
 

@@ -116,7 +116,7 @@ def compare(
         settle(RunStore(path))
         if RunStore(path).exists and not resume and not overwrite:
             raise FedloomError(
-                f"'{folder}' holds runs already. Continue them with --resume, choose another "
+                f"'{folder}' already holds runs. Continue them with --resume, choose another "
                 "--out, or replace them with --overwrite."
             )
     own = {line.label: _kept(line.entry.own) for line in lines}
@@ -213,8 +213,8 @@ def _check_extension(
     lacks = [key for key in _OBJECTS if asked.get(key) == "custom" and key not in given]
     if lacks:
         raise FedloomError(
-            f"'{before.path}' was given its {lacks[0]} as an object, which no file keeps: give it "
-            f"again, compare(..., extend=..., {lacks[0]}=...)."
+            f"'{before.path}' was given its {lacks[0]} as a Python object, which is not stored: "
+            f"pass it again, compare(..., extend=..., {lacks[0]}=...)."
         )
 
 

@@ -1,7 +1,7 @@
-"""Settings that only some methods know: which of them would do nothing in a run, and why.
+"""Settings that only some methods use: which of them would do nothing in a run, and why.
 
-A single run refuses them; a comparison takes them from the methods that they do not concern, and
-says so.
+A single run refuses them; a comparison ignores them for the methods that don't use them, and says
+so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _idle(config: Config, method: Method) -> Iterator[tuple[str, str]]:
     if draws is not None and why is not None:
         yield "draw", why
         if draws == "speed" and config.speeds != "1":
-            yield "speeds", "nobody is drawn by speed"
+            yield "speeds", "participants are not drawn by speed"
     by_capacity = draws == "capacity" and why is None
     if (
         isinstance(method.select, Whole)
@@ -42,7 +42,7 @@ def _idle(config: Config, method: Method) -> Iterator[tuple[str, str]]:
         yield "capacities", "every client trains the whole model"
     among = config.topology is not None or isinstance(method.topology, Peers)
     if not among and Faults.parse(config.faults) != Faults.parse("none"):
-        yield "faults", "there is a server, and faults are of nodes that meet"
+        yield "faults", "there is a server; faults are for nodes that meet"
     if config.order != "mixed" and type(method.local).plan is not LocalRule.plan:
         yield "order", f"{type(method.local).__name__} plans its steps itself"
     elif config.order != "mixed" and method.topology.pools:
@@ -56,7 +56,7 @@ def _idle(config: Config, method: Method) -> Iterator[tuple[str, str]]:
 def idle_draw(config: Config, method: Method) -> str | None:
     """Why participants can't be drawn by anything here, or would all be drawn alike."""
     if type(method.topology) is not Star or config.topology is not None:
-        return "there is no server that draws participants"
+        return "there is no server to draw participants"
     if config.participants >= config.clients:
         return "all clients take part in every round (--participation)"
     known = {"capacity": config.capacities, "speed": config.speeds}

@@ -47,7 +47,7 @@ def make_config(
     for key, value in method.fixed.items():
         if key in given and not lenient and normal(key, given[key]) != value:
             raise FedloomError(
-                f"{method.name} fixes {key} to {value} by its definition, so {key}={given[key]} "
+                f"{method.name} fixes {key} to {value} by definition, so {key}={given[key]} "
                 f"would do nothing. Leave {key} out."
             )
         given[key] = value

@@ -59,8 +59,8 @@ class Entry:
         for key in _SHARED:
             if key in own:
                 raise FedloomError(
-                    f"{label}: {key} is the same for all methods of a comparison, so none can have "
-                    "its own."
+                    f"{label}: {key} is the same for all methods of a comparison, so a single "
+                    "method can't set it."
                 )
         return Entry(method, label, own)
 

@@ -1,8 +1,8 @@
 """The scores of a run: the common test set, every client's own, and newcomers.
 
-Each client is scored with its own model (state composed, then adapted) where its data is; somebody
-who keeps nothing yet, by the method's newcomer rule. What adapting and trying mean is said here
-once, for runs and for newcomers that come later (`personal.py`).
+Each client is scored on its own data with its own model (composed from the state, then adapted); a
+client without private state, by the method's newcomer rule. Adapting and trying are implemented
+here once, for runs and for newcomers that come later (`personal.py`).
 """
 
 from __future__ import annotations

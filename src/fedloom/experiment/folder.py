@@ -76,7 +76,7 @@ class RunFolder:
         old = self._replaced / self.config_file.name
         if self._replaced.exists() and not (self.exists and old.exists()):
             raise FedloomError(
-                f"A process was stopped while it replaced the run in '{self.path}'. Nothing is "
+                f"A process was stopped while replacing the run in '{self.path}'. Nothing is "
                 f"lost: fedloom run --resume --out {self.path} puts the old run back."
             )
 
@@ -84,7 +84,7 @@ class RunFolder:
         """Refuse a directory that holds something which a new run would spoil."""
         if self.exists and not overwrite:
             raise FedloomError(
-                f"'{self.path}' holds a run already. Continue it with --resume, choose another "
+                f"'{self.path}' already holds a run. Continue it with --resume, choose another "
                 "--out, or replace it with --overwrite."
             )
         if self.path.exists() and not self.path.is_dir():

@@ -59,7 +59,8 @@ class Origin:
         if config.rounds <= self.round:
             raise FedloomError(
                 f"'{self.store.path}' has {self.round} rounds already, so {config.rounds} rounds "
-                f"leave nothing to do. They count from its first: give --rounds above {self.round}."
+                "leave nothing to do. Rounds are counted from its first one: give --rounds "
+                f"above {self.round}."
             )
 
     def start(self, store: RunStore, experiment: Experiment) -> int:

@@ -98,7 +98,7 @@ def _changed(path: Path, key: str, name: str) -> FedloomError:
 
 def go_on(path: Path) -> str:
     return (
-        "Undo the change to go on with this run; or start a new one from its last checkpoint with "
+        "Undo the change to continue this run, or start a new one from its last checkpoint with "
         f"the change: fedloom run --fork {path} --out NEW."
     )
 

@@ -1,4 +1,4 @@
-"""Ctrl-C that can't get lost."""
+"""Ctrl-C that is never swallowed."""
 
 from __future__ import annotations
 

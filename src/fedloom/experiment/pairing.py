@@ -1,8 +1,8 @@
 """What the runs of a comparison have in common, and what they have not.
 
-Nothing is promised here: data, clients, initial weights and participants are called the same only
-where the runs' settings, checkpoints and records say so. What a method's definition changes of the
-settings that were asked for, or makes no use of, is named.
+Nothing is assumed: data, clients, initial weights and participants count as the same only if the
+runs' settings, checkpoints and records say so. What a method's definition changes of the settings
+that were asked for, or makes no use of, is named.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MODEL = ("model", "model_options", "shape", "classes", "init", "seed")
 _COST = ["seconds", "eval_seconds", "peak_memory", "participants", "macs", "bytes_up", "bytes_down"]
 _SAME_RESULT = 1e-6  # relative: engines may round differently
 
-ONE_LEARNER = "one learner trains on the data of all clients, so there are no participants"
+ONE_LEARNER = "one learner trains on all clients' data, so there are no participants"
 
 Runs = Mapping[str, Sequence["Result"]]
 
@@ -49,7 +49,7 @@ def unused(config: Config, method: Method) -> list[str]:
     if not isinstance(method.select, Whole) and Capacities.parse(config.capacities).whole:
         out.append("all capacities are 1, so every client trains the whole model")
     if config.public != "none" and not method.needs("public"):
-        out.append("makes no use of the public set")
+        out.append("does not use the public set")
     return out
 
 

@@ -1,4 +1,4 @@
-"""A model for somebody new: a trained run and a few labelled images of their own."""
+"""A model for a newcomer, from a trained run and a few labelled images."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def personal_model(
     method = placed(config, options.build())
     if method.mix.part == "none":
         raise FedloomError(
-            f"Clients of {config.method} share nothing, so there is nothing to give to a newcomer."
+            f"Clients of {config.method} share nothing, so there is no model for a newcomer."
         )
     sizes = Sizes(layout, about["classes"], about.get("public_size", 0))
     remembered = config.optimiser_at(1).values if config.optimiser_state == "kept" else None

@@ -98,9 +98,9 @@ def check_trusted(name: str) -> bytes:
         return content
     file = name.partition(":")[0]
     raise FedloomError(
-        f"'{file}' is a program that you have not run before (or it has changed since), and only a "
-        "config names it. Read it; if you want it to run, name it yourself: add --trust "
-        f"{file} to the command, or call fedloom.trust('{file}') in Python."
+        f"'{file}' is a program that you have not run before (or that has changed since), and "
+        f"only a config names it. Read it; if you trust it, add --trust {file} to the command, "
+        f"or call fedloom.trust('{file}') in Python."
     )
 
 

@@ -84,6 +84,6 @@ def scored_with(
             near = nearest(key, may)
             raise FedloomError(f"{config['method']} has no '{key}'. {near}{allowed}")
         raise FedloomError(
-            f"A trained run can't be scored with another {key}: start a new run with it. {allowed}"
+            f"A trained run can't be scored with another {key}: start a new run for that. {allowed}"
         )
     return make_config(merge(config, settings), method)

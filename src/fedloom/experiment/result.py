@@ -1,4 +1,4 @@
-"""What a run left behind, as tables, pictures and a model. Reads the run store and nothing else."""
+"""The results of a run, as tables, pictures and a model. Reads the run store and nothing else."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Result:
 
     @property
     def kernels(self) -> str:
-        """What computed the clients' training in the last round, and why: fedloom's own kernels or
+        """Which kernels trained the clients in the last round, and why: fedloom's own or
         torch's."""
         return self.records[-1].get("kernels", "torch") if self.records else "torch"
 
@@ -166,9 +166,9 @@ class Result:
 
     @property
     def devices(self) -> pd.DataFrame:
-        """What devices of each capacity paid per round that they took part in (`took_part` counts
-        those), how well the model does on their data, and (`capacity_accuracy`) the sub-model that
-        they can hold; empty where all can do everything."""
+        """Cost per round for devices of each capacity (`took_part` counts their rounds), accuracy
+        of the model on their data, and accuracy of the sub-model that fits them
+        (`capacity_accuracy`); empty if all clients have full capacity."""
         rounds = [record["devices"] for record in self.records if "devices" in record]
         last: dict[str, Any] = next(
             (r["clients"] for r in reversed(self.records) if "clients" in r), {}
@@ -236,7 +236,7 @@ class Result:
         return export(self, path, client, factory)
 
     def _number(self, client: int | str) -> int:
-        """The number of a client that is given by number or name."""
+        """The number of a client, given by number or name."""
         if isinstance(client, str) and client in self.names:
             return self.names.index(client)
         if isinstance(client, int) and 0 <= client < self.config["clients"]:
@@ -391,7 +391,7 @@ class Result:
         return self._with_names(table)
 
     def plot_swaps(self, file: str | Path | None = None) -> Figure:
-        """How alike clients' models were over the rounds, and who swapped with whom."""
+        """How similar clients' models were over the rounds, and who swapped with whom."""
         from fedloom.report.plots import save
         from fedloom.report.swap_plot import plot_swaps
 

@@ -1,4 +1,4 @@
-"""The walk of a run, the same for every method.
+"""The loop of a run, the same for every method.
 
 A round is messages: the topology says who is there, the server tells the participants what it has
 to tell, the clients compose their models, train, keep and send, the post carries and checks what
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
-    """Something that wants to know how a run goes: progress bars, live pages."""
+    """Gets notified as a run progresses: progress bars, live pages."""
 
     def start(self, name: str, rounds: int, done: int) -> None: ...
 
@@ -228,11 +228,11 @@ class Runner:
             raise diverged(first.client, task)
         raise Diverged(
             f"The message of client {first.client} in round {task.round} was refused: "
-            f"{first.reason}. Loosen --screen, or go on without such messages: --on-bad skip."
+            f"{first.reason}. Loosen --screen, or continue without such messages: --on-bad skip."
         )
 
     def _check_finite(self, mixed: Mixed, sent: Sent, opening: Opening) -> None:
-        """A huge finite value may become infinite only here: name who sent it."""
+        """A huge finite value may overflow only here: name the client that sent it."""
         made = [v for v in (mixed.shared, mixed.rows, *mixed.state.values()) if v is not None]
         if all(torch.isfinite(v.sum()) or torch.isfinite(v).all() for v in made):
             return

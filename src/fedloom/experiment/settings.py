@@ -26,9 +26,9 @@ LARGEST_RATE = 1e30  # nothing learns at such a rate; beyond it floats overflow
 
 _WHERE = {"device", "engine", "workers", "ray_address", "threads", "kernels"}  # and how fast
 _SCORED = {"eval_clients", "eval_common"}
-#: settings that a run may go on with others of: its length, what is shown of it, and its speed
+#: settings that may change when a run is resumed: its length, what is shown of it, and its speed
 RESUMABLE = frozenset({"rounds", "eval_every", "checkpoint_every", *_WHERE, *_SCORED} - {"kernels"})
-#: settings that a trained run may be scored with others of: nothing of it was learned
+#: settings that may change when a trained run is scored again: they do not affect training
 RESCORABLE = frozenset({"score_on", "static_samples", "precision", *_WHERE, *_SCORED})
 
 #: settings that are texts with a grammar → what reads them, imported when it is needed
@@ -56,130 +56,131 @@ class Config(Options):
 
     model_config = ConfigDict(protected_namespaces=())
 
-    method: str = Field("fedavg", description="method name, or FILE.py[:CLASS] of your own")
+    method: str = Field("fedavg", description="method name, or your own FILE.py[:CLASS]")
     params: dict[str, Any] = Field(
         {}, description="the method's own options (fedloom methods NAME)"
     )
 
     preset: str | None = Field(
-        None, description="constants under a name that the method knows, such as source or tuned"
+        None, description="named set of constants that the method offers, such as source or tuned"
     )
 
     data: str = Field(
         "digits",
         description="data set name, .csv, .parquet or .npz file, folder of images, "
-        "LEAF's JSON, or sites:DIR with a file or folder for every site",
+        "LEAF JSON, or sites:DIR with one file or folder per site",
     )
     data_options: dict[str, Any] = Field(
-        {}, description="options of the data set, such as label=COLUMN of a table"
+        {}, description="options of the data set, such as label=COLUMN for a table"
     )
     clients: int = Field(
         50,
         ge=1,
         le=10**9,
-        description="number of registered clients; unless given, as many as the partition names",
+        description="number of registered clients; a partition that names its clients sets it",
     )
     partition: str = Field(
-        "dirichlet:0.5", description="who holds what; by:COLUMN of the data: each user is a client"
+        "dirichlet:0.5",
+        description="how samples are split among clients; by:COLUMN makes each user a client",
     )
-    pool: bool = Field(False, description="pool the train and test files before dealing (S1)")
+    pool: bool = Field(False, description="pool the train and test files before partitioning (S1)")
     data_share: float = Field(
-        1.0, gt=0, le=1, description="share of every class that is dealt; the rest is left out"
+        1.0, gt=0, le=1, description="fraction of every class to use; the rest is left out"
     )
     test_share: float = Field(
-        0.2, ge=0, lt=1, description="each client's share held out for its score"
+        0.2, ge=0, lt=1, description="fraction of each client's data held out to score it on"
     )
     test_cut: Literal["mixed", "by-class"] = Field(
         "mixed",
-        description="how a client's test data is cut off: from all of its data mixed, or the same "
-        "share of each of its classes (S1)",
+        description="how a client's test data is drawn: from all of its data at random, or the "
+        "same fraction of each of its classes (S1)",
     )
     support_share: float = Field(
-        0.2, ge=0, lt=1, description="share of a part that is support, the rest is query"
+        0.2, ge=0, lt=1, description="fraction of a part used as support; the rest is query"
     )
     validation_share: float | None = Field(
         None,
         ge=0,
         lt=1,
-        description="share of each client's training data that is not trained on, but validated "
-        "on; none: 0.1 if the method (in a comparison: any of them) validates, or with "
-        "--score-on validation, else 0",
+        description="fraction of each client's training data held back for validation; none: 0.1 "
+        "if the method (in a comparison: any of them) validates, or with --score-on validation, "
+        "else 0",
     )
     tune_share: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of each client's training data that stands in for its test data, which "
-        "nobody looks at then; for fedloom tune",
+        description="fraction of each client's training data to score on instead of its test "
+        "data, which is then never touched; for fedloom tune",
     )
     newcomers: int = Field(
-        0, ge=0, le=10**9, description="clients that take no part in training, scored apart"
+        0, ge=0, le=10**9, description="clients that take no part in training, scored separately"
     )
     newcomer_classes: int = Field(
-        2, ge=1, description="classes of a newcomer, in combinations nobody trained on"
+        2, ge=1, description="classes per newcomer, in combinations that no client trained on"
     )
     newcomer_partition: str | None = Field(
         None,
-        description="how the clients' test data is dealt to newcomers, written as partition is; "
-        "classes:K and ring:K in combinations nobody trained on; none: classes:K with "
-        "newcomer_classes, evenly",
+        description="how the clients' test data is split among newcomers, in the syntax of "
+        "partition; classes:K and ring:K in combinations that no client trained on; none: "
+        "classes:K with newcomer_classes, evenly",
     )
     capacities: str = Field(
         "1",
-        description="share of the model that clients can train: 1:0.2,0.5:0.8 is a fifth with all "
-        "of it and the rest with half; low-quality | high-quality | rho:SHARE,STRONG,WEAK | "
-        "FILE.csv; for methods with sub-models",
+        description="fraction of the model that clients can train: 1:0.2,0.5:0.8 means a fifth "
+        "can train all of it and the rest half; low-quality | high-quality | "
+        "rho:SHARE,STRONG,WEAK | FILE.csv; for methods with sub-models",
     )
     speeds: str = Field(
         "1",
-        description="relative speeds of clients, written as capacities are (1:0.5,0.2:0.5), for "
-        "--draw speed",
+        description="relative speeds of clients, in the syntax of capacities (1:0.5,0.2:0.5), "
+        "for --draw speed",
     )
     draw: Literal["uniform", "capacity", "samples", "speed"] = Field(
         "uniform",
-        description="how participants are drawn: all alike; so many of each capacity; or with a "
-        "chance that grows with samples or speed",
+        description="how participants are drawn: uniformly, stratified by capacity, or weighted "
+        "by samples or speed",
     )
     public: str = Field(
         "none",
-        description="images that the server may use, for methods that look at them: none | "
+        description="public images for methods that need some at the server: none | "
         "share:FRACTION of the clients' data | noise:COUNT | a data set or .npz file[:COUNT]",
     )
     topology: str | None = Field(
         None,
-        description="who meets whom where there is no server (fedloom topology lists them): "
-        "waypoint,area=500 | ring | erdos-renyi:0.1 | ...; none: the method's own",
+        description="who meets whom without a server (fedloom topology lists the networks): "
+        "waypoint,area=500 | ring | erdos-renyi:0.1 | ...; none: the method's default",
     )
     faults: str = Field(
         "none",
-        description="what goes wrong among nodes: fail=CHANCE,back=CHANCE,state=kept|lost,"
-        "loss=CHANCE,late=ROUNDS",
+        description="faults among nodes, P being probabilities: fail=P,back=P,state=kept|lost,"
+        "loss=P,late=ROUNDS",
     )
     normalise: Literal["standard", "unit", "pixel", "half"] = Field(
         "standard",
-        description="scale of the images: standard, by mean and std of each channel; unit, x/255; "
+        description="image scaling: standard, by mean and std of each channel; unit, x/255; "
         "half, (x/255 - 0.5)/0.5; pixel, by mean and std of each pixel (S1 on MNIST)",
     )
     augment: str = Field("none", description="none | flip | crop:PIXELS | flip+crop:PIXELS")
 
-    model: str = Field("auto", description="auto, a built-in model, or FILE.py:FACTORY of your own")
+    model: str = Field("auto", description="auto, a built-in model, or your own FILE.py:FACTORY")
     model_options: dict[str, Any] = Field(
         {}, description="options of the model: hidden, channels, norm, ..."
     )
 
-    rounds: int = Field(50, ge=1, description="rounds of training")
+    rounds: int = Field(50, ge=1, description="training rounds")
     participation: float = Field(
         0.2,
         gt=0,
-        description="fraction of clients a round (up to 1), or their number (2 or more); with a "
-        "topology, all of them unless given",
+        description="fraction of clients per round (up to 1), or their number (2 or more); with "
+        "a topology, all of them unless given",
     )
     epochs: int = Field(1, ge=1, description="local passes over the client's data per round")
-    steps: int | None = Field(None, ge=1, description="local batches per round, in place of epochs")
+    steps: int | None = Field(None, ge=1, description="local batches per round, instead of epochs")
     order: Literal["mixed", "support-first"] = Field(
         "mixed",
-        description="how a local pass goes over the client's data: all of it mixed; or batches of "
-        "the support part, then of the query part (S1)",
+        description="order of a local pass over the client's data: shuffled; or batches of the "
+        "support part, then of the query part (S1)",
     )
     batch: int | str = Field(32, description="batch size, or inf for all samples at once")
     lr: float = Field(0.05, gt=0, le=LARGEST_RATE, allow_inf_nan=False, description="learning rate")
@@ -189,72 +190,72 @@ class Config(Options):
     )
     optimiser: str = Field(
         "sgd",
-        description="sgd | adam | adamw | adagrad, and their constants: adam,beta1=0.9,beta2=0.999,"
-        "eps=1e-8",
+        description="sgd | adam | adamw | adagrad, with constants if you like: "
+        "adam,beta1=0.9,beta2=0.999,eps=1e-8",
     )
     optimiser_state: Literal["fresh", "kept"] = Field(
         "fresh",
-        description="what the optimiser remembers (momentum, Adam's moments): fresh in each round, "
-        "or kept by the client",
+        description="optimiser state (momentum, Adam's moments): reset every round, or kept by the "
+        "client",
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(
         0.0, ge=0, le=LARGEST_RATE, allow_inf_nan=False, description="weight decay (L2)"
     )
-    clip: float | None = Field(None, gt=0, description="largest gradient norm")
+    clip: float | None = Field(None, gt=0, description="clip gradients to this norm")
 
     encode: str = Field(
         "fp32",
-        description="how messages are written: fp32 | fp16 (both ways) | int8 | topk:SHARE (what "
-        "clients send, as changes, with error feedback)",
+        description="message encoding: fp32 | fp16 (both directions) | int8 | topk:SHARE (client "
+        "updates only, with error feedback)",
     )
     screen: str = Field(
         "none",
-        description="bound on a client's change where it comes in: none | norm:SIZE | norm:10x, "
-        "ten times the round's median",
+        description="bound on the norm of a client's update: none | norm:SIZE | norm:10x, ten "
+        "times the round's median",
     )
     on_bad: Literal["stop", "skip"] = Field(
         "stop",
-        description="what a message that holds NaN or is over the bound does, or a client whose "
-        "training diverges: stop the run, or be left out",
+        description="when a message contains NaN or exceeds the bound, or a client's training "
+        "diverges: stop the run, or skip that client",
     )
     attack: str = Field(
         "none",
-        description="bad clients, to try what happens: scale:FACTOR of their change | nan | noise, "
-        "and share=FRACTION of the clients, as in scale:-20,share=0.05",
+        description="simulate bad clients: scale:FACTOR of their update | nan | noise, with "
+        "share=FRACTION of the clients, as in scale:-20,share=0.05",
     )
 
     fork: str | None = Field(
         None,
-        description="RUN or RUN@ROUND: start a new run from that run's last checkpoint (or that of "
-        "a round), with its settings and those given",
+        description="RUN or RUN@ROUND: start a new run from that run's last checkpoint (or the one "
+        "of that round), with its settings; explicit options override them",
     )
     init: str | None = Field(
         None,
-        description="weights to start from: a run's directory, or a state_dict in a .safetensors "
-        "or .pt file; none: random, by the seed",
+        description="initial weights: a run's directory, or a state_dict in a .safetensors or .pt "
+        "file; none: random, from the seed",
     )
-    seed: int = Field(0, ge=0, description="names every random stream of the run")
+    seed: int = Field(0, ge=0, description="seed of every random stream in the run")
     score_on: Literal["auto", "test", "query", "validation"] = Field(
         "auto",
-        description="what clients are scored on: test, all of their test data; query, without the "
-        "support part; validation, what was held back from training, to choose settings by; auto, "
-        "query if the method (in a comparison: any of them) adapts to that",
+        description="data that clients are scored on: test, all of their test data; query, without "
+        "the support part; validation, held back from training, for choosing settings; auto, "
+        "query if the method (in a comparison: any of them) adapts on the support part",
     )
-    eval_every: int = Field(
-        5, ge=1, description="score after every so many rounds, and after the last"
-    )
+    eval_every: int = Field(5, ge=1, description="evaluate every N rounds, and after the last")
     eval_clients: int = Field(
-        1000, ge=0, description="most clients to score; a fixed random choice beyond that"
+        1000, ge=0, description="maximum number of clients to score (a fixed random subset)"
     )
     eval_common: int = Field(
-        1000, ge=0, description="most personal models to score on the common test set; 0: none"
+        1000,
+        ge=0,
+        description="maximum number of personal models to score on the common test set; 0: none",
     )
     static_samples: int | None = Field(
         5000,
         ge=1,
-        description="training samples of all clients that measure norm statistics before scoring "
-        "(of static norms; of all tracked norms where clients train sub-models); none: all",
+        description="training samples, over all clients, used to measure norm statistics before "
+        "scoring (static norms; all tracked norms if clients train sub-models); none: all",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     engine: str = Field("auto", description="auto, serial, stacked, processes or ray")
@@ -262,26 +263,26 @@ class Config(Options):
         0,
         ge=0,
         le=1024,
-        description="processes or threads to train with; 0: as many as there are cores",
+        description="training processes or threads; 0: one per core",
     )
     precision: str = Field(
         "fp32", description="fp32, or bf16 for forward and backward passes (weights stay fp32)"
     )
     kernels: str = Field(
         "auto",
-        description="auto, native (fedloom's own, for small networks on CPUs; or by instruction "
-        "set: avx2, avx512) or torch; others change last bits, so a resumed run keeps what it had",
+        description="auto, native (fedloom's own, for small networks on CPUs; or an instruction "
+        "set: avx2, avx512) or torch; they differ in the last bits, so a resumed run keeps its own",
     )
     ray_address: str | None = Field(
-        None, description="a Ray cluster for --engine ray; none: one on this machine"
+        None, description="Ray cluster for --engine ray; none: start one on this machine"
     )
     threads: int = Field(
         1,
         ge=1,
         le=1024,
-        description="CPU threads of one training step; other numbers may change last bits",
+        description="CPU threads per training step; other values may change the last bits",
     )
-    checkpoint_every: int = Field(1, ge=1, description="keep the state after every so many rounds")
+    checkpoint_every: int = Field(1, ge=1, description="save a checkpoint every N rounds")
 
     @field_validator("capacities", "speeds", mode="before")
     @classmethod
@@ -310,7 +311,7 @@ class Config(Options):
     @field_validator(*_PARSERS)
     @classmethod
     def _parsed(cls, value: str | None, info: ValidationInfo) -> str | None:
-        """A text with a grammar of its own is read here once, so that a wrong one is refused."""
+        """Parse settings with their own syntax once, so that a bad one is refused here."""
         module, *path = _PARSERS[info.field_name or ""].split(":")
         if value is not None:
             operator.attrgetter(path[0])(importlib.import_module(module))(value)
@@ -328,12 +329,12 @@ class Config(Options):
         given = self.newcomer_partition
         if given is not None and not self.newcomers:
             raise FedloomError(
-                f"newcomer_partition={given} would do nothing: there are no newcomers. Give "
+                f"newcomer_partition={given} would do nothing: there are no newcomers. Set "
                 "newcomers, or leave it out."
             )
         if given is not None and self.newcomer_classes != 2:
             raise FedloomError(
-                f"newcomer_classes={self.newcomer_classes} would do nothing beside "
+                f"newcomer_classes={self.newcomer_classes} would do nothing next to "
                 f"newcomer_partition={given}. Leave it out."
             )
         return self
@@ -342,8 +343,8 @@ class Config(Options):
     def _drawn(self) -> Config:
         if self.speeds != "1" and self.draw != "speed":
             raise FedloomError(
-                f"speeds={self.speeds} would do nothing: nobody asks how fast clients are. Draw "
-                "participants by it (--draw speed), or leave it out."
+                f"speeds={self.speeds} would do nothing: speeds only matter when participants "
+                "are drawn by speed. Add --draw speed, or leave it out."
             )
         return self
 
@@ -351,13 +352,13 @@ class Config(Options):
     def _remembered(self) -> Config:
         if self.momentum and not self.optimiser.startswith("sgd"):
             raise FedloomError(
-                f"momentum={self.momentum:g} would do nothing: {self.optimiser} has moments of its "
-                "own. Leave it out, or set beta1."
+                f"momentum={self.momentum:g} would do nothing: {self.optimiser} keeps its own "
+                "moments. Leave it out, or set beta1."
             )
         if self.optimiser_state == "kept" and not self.optimiser_at(1).values:
             raise FedloomError(
-                "optimiser_state=kept would do nothing: plain SGD remembers nothing. Give a "
-                "momentum or another optimiser, or set it to fresh."
+                "optimiser_state=kept would do nothing: plain SGD has no state. Set a momentum or "
+                "another optimiser, or leave it at fresh."
             )
         return self
 
@@ -403,12 +404,12 @@ class Config(Options):
 
 
 class BadYaml(ValueError):
-    """Text that is not YAML, or not such as a config may hold; the text says why."""
+    """Text that is not YAML, or that a config may not hold; the message says why."""
 
 
 def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
-    """The value of a YAML text. Its constructors let pass what int() and dates raise (`!!int x`,
-    2001-99-99, 5,000 digits)."""
+    """The value of a YAML text. Errors of its constructors (`!!int x`, 2001-99-99, 5,000 digits)
+    become `BadYaml` too."""
     try:
         value = yaml.load(text, loader)
     except RecursionError:

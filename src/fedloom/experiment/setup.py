@@ -61,7 +61,7 @@ _ELSE = {
 
 @dataclass
 class Experiment:
-    """Everything a runner walks over."""
+    """Everything a runner needs."""
 
     config: Config
     method: Method
@@ -312,8 +312,8 @@ def prepare(
         found = why_torch(device, config.precision, known, config.engine)
     if config.kernels == "native" and not isinstance(found, Native):
         raise FedloomError(
-            f"kernels=native can't run the model '{config.model}': {found}. Leave it out (auto): "
-            "torch runs it then."
+            f"kernels=native can't run the model '{config.model}': {found}. Leave it out (auto) "
+            "to run it with torch."
         )
     native = isinstance(found, Native)
     engine = _engine(config, method, device, dealt, built, plan, kernels, native)
@@ -436,8 +436,8 @@ def _deal(config: Config, method: Method, data: Any, partition: Partition | None
 def _check_drawn(config: Config, federation: Federation) -> None:
     if config.draw == "samples" and len(np.unique(federation.sizes("train"))) == 1:
         raise FedloomError(
-            "draw=samples would do nothing: all clients have as many samples. Leave draw out, or "
-            "deal the data unevenly."
+            "draw=samples would do nothing: all clients have equally many samples. Leave draw "
+            "out, or use an uneven partition."
         )
 
 
@@ -606,8 +606,8 @@ def _classifiers(
     last = (channels or Channels.of(module, shape, training=False)).classifier
     if last is None:
         raise FedloomError(
-            f"{type(module).__name__} has no single layer that makes the logits, so rows can't be "
-            "counted class by class. Leave by_class out."
+            f"{type(module).__name__} has no single layer that produces the logits, so rows "
+            "can't be averaged class by class. Leave by_class out."
         )
     return (last,)
 
@@ -619,13 +619,13 @@ def _first_contacts(config: Config, method: Method, layout: Layout) -> str:
         return ""
     if not len(layout.columns(method.mix.part)):
         raise FedloomError(
-            f"Nodes of this {config.method} keep the whole model to themselves, so they have "
-            "nothing to tell each other. Give a smaller part, or choose local."
+            f"Nodes of this {config.method} keep the whole model private, so they have nothing "
+            "to exchange. Give a smaller part, or choose local."
         )
     if method.mix.validates == "validation" and not config.validation_share:
         warnings.warn(
-            f"{config.method} weighs nodes by their accuracy on data that they do not train on, "
-            "and validation_share=0 leaves none: all count alike in that.",
+            f"{config.method} weights nodes by their accuracy on held-out data, but "
+            "validation_share=0 leaves none: all nodes get the same accuracy.",
             stacklevel=2,
         )
     where = method.topology
@@ -639,14 +639,14 @@ def _augment(config: Config, dataset: Dataset) -> Augment:
     side = min(dataset.shape[1:])
     if augment.crop >= side:
         raise FedloomError(
-            f"augment={config.augment} shifts images by up to {augment.crop} pixels, but they are "
-            f"only {side} wide: some would be all padding. Crop by less."
+            f"augment={config.augment} shifts images by up to {augment.crop} pixels, but they "
+            f"are only {side} wide: some would be all padding. Use a smaller crop."
         )
     return augment
 
 
 def _undone(config: Config, key: str, without: str) -> str:
-    """How to do without a setting, which a fork may have from the run that it starts from."""
+    """How to leave a setting out, which a fork may inherit from its run."""
     if config.fork is None:
         return f"Leave {key} out"
     option = key.replace("_", "-")

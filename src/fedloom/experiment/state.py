@@ -114,18 +114,18 @@ class State:
         known = {*self.server.state, *self.server.memories()}
         if keeps and [list(r) for r in kept] != [list(r) for r in self.kept.columns.ranges]:
             raise FedloomError(
-                "its clients keep parts of the model to themselves, and this method would not keep "
-                "the same ones. Fork it with a method that does."
+                "its clients keep private parts of the model, and this method keeps other ones. "
+                "Fork it with a method that keeps the same."
             )
         if names - known:
             raise FedloomError(
-                f"its method remembers '{sorted(names - known)[0]}' between rounds, and "
-                "this one does not. Fork it with a method that does."
+                f"its method remembers '{sorted(names - known)[0]}' between rounds, but this one "
+                "does not. Fork it with a method that does."
             )
         if (keeps or names) and not same_clients:
             raise FedloomError(
-                "it holds what its clients keep or what is remembered of them, and clients would "
-                "have other data here. Leave data, clients, partition and seed as they were."
+                "it holds per-client state, and clients would have other data here. Leave data, "
+                "clients, partition and seed as they were."
             )
         owes = any(name.startswith("lost/") for name in tensors)
         sent = about.get("sent", self.plan.columns.ranges)

@@ -213,9 +213,9 @@ class RunStore(RunFolder):
             raise DamagedFile(
                 f"'{self.config_file}' is not as fedloom wrote it: it was edited, or is damaged"
                 f"{self._edited(content)}",
-                "Put it back as it was. What concerns only speed or length can be changed with "
-                f"--resume, such as --resume --out {self.path} --rounds 100; for other settings "
-                f"start a new run from here: --fork {self.path} --out NEW.",
+                "Restore it. Speed and length can be changed with --resume, such as --resume "
+                f"--out {self.path} --rounds 100; for other settings start a new run from here: "
+                f"--fork {self.path} --out NEW.",
             ) from None
         return dict(content)
 
@@ -228,7 +228,7 @@ class RunStore(RunFolder):
         except (OSError, ValueError, TypeError):
             raise DamagedFile(
                 f"'{self.names_file}' is damaged",
-                "Delete it: clients have their numbers then, and the rest of the run is whole.",
+                ("Delete it: clients then go by their numbers, and the rest of the run is intact."),
             ) from None
 
     def rounds(self) -> list[dict[str, Any]]:
@@ -323,9 +323,9 @@ class RunStore(RunFolder):
         except Damaged:
             before = [n for n, _ in saved if n < number]
             rest = (
-                f"--resume goes on from the checkpoint before it, of round {before[-1]}"
+                f"--resume continues from the previous checkpoint, of round {before[-1]}"
                 if before
-                else "delete it, and --resume trains all rounds anew"
+                else "delete it, and --resume trains all rounds again"
             )
             raise DamagedFile(
                 f"The checkpoint '{file}' is damaged", f"Put a good copy in its place; or {rest}."

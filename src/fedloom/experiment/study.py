@@ -164,8 +164,8 @@ class Study(ABC):
                 raise unknown(kind, given, valid)
         if ask.values is not None and ask.preset not in self.tuned:
             raise FedloomError(
-                f"--values {ask.values} would do nothing: the preset {ask.preset} has constants of "
-                "its own. Leave it out"
+                f"--values {ask.values} would do nothing: the preset {ask.preset} has its own "
+                "constants. Leave it out"
                 + (f", or use --preset {self.tuned[0]}." if self.tuned else ".")
             )
         if ask.seeds < 1:

@@ -1,7 +1,7 @@
 """A sweep: methods over a grid of settings, run like a study, with the score against each setting.
 
-The best of a sweep is chosen by the scores that are then shown, which flatters it; rates for a fair
-comparison are chosen on validation data.
+The best of a sweep is chosen by the scores that are then shown, so it is optimistic; for a fair
+comparison choose settings on validation data (`fedloom tune`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A search for good settings, the same budget for every method, and never on test data.
+"""Hyper-parameter search with the same budget for every method, and never on test data.
 
-Each try is a run of its own, in which a share of every client's training data stands in for the
-test data (`tune_share`), so that nothing that is reported later has been looked at. Tries are
-points of a Halton sequence, named by their number: the k-th value of a setting is the same for all
-methods, for any number of workers and after a stop. Successive halving trains all tries for a few
-rounds and goes on with the best of them; a try that goes on resumes its run.
+Each trial is a run in which a fraction of every client's training data replaces the test data
+(`tune_share`), so the data that results are reported on is never used. Trials are points of a
+Halton sequence, named by their number: the k-th value of a setting is the same for all methods, for
+any number of workers and after an interruption. Successive halving trains all trials for a few
+rounds and continues the best of them by resuming their runs.
 
-There is no search library behind this: what they add (models of the score, pruning of running
-tries) makes the choice depend on which run happens to finish first, and runs, processes, resuming
-and diverged runs are there already, from studies.
+This uses no search library: what they add (surrogate models, pruning of running trials) makes the
+choice depend on which run happens to finish first, and running, resuming and diverged runs are
+already handled by studies.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ class Search:
     def __post_init__(self) -> None:
         if (self.runs is None) == (self.seconds is None):
             raise FedloomError(
-                "A search needs a budget for each method: give a number of runs, or minutes, and "
-                "not both."
+                "A search needs a budget per method: give either a number of runs or minutes."
             )
         given = [n for n in (self.runs, self.seconds, self.seeds) if n is not None]
         if min(given) <= 0:
@@ -121,12 +120,12 @@ class Search:
         if not 0 < share < 1:
             raise FedloomError(
                 f"A search needs a share of the training data, between 0 and 1, not {share}: "
-                "without one it would look at the test data."
+                "otherwise it would use the test data."
             )
         if self.halving is not None and self.halving < 2:
-            raise FedloomError(f"halving={self.halving} would drop nobody: give 2 or more.")
+            raise FedloomError(f"halving={self.halving} would drop no trial: give 2 or more.")
         if not self.methods:
-            raise FedloomError("Say which methods to tune.")
+            raise FedloomError("Which methods should be tuned? Name them.")
         for key in _OURS:
             if key in self.settings:
                 raise FedloomError(f"A search sets {key} itself: leave it out.")
@@ -135,7 +134,7 @@ class Search:
         if self.halving is not None and self._schedule != "constant":
             raise FedloomError(
                 f"lr_schedule={self._schedule} depends on the number of rounds, which is not the "
-                "same for all tries of a halving search. Leave one of them out."
+                "same for all trials of a halving search. Leave one of them out."
             )
         for key in self.space:
             named, _, name = key.rpartition(":")
@@ -271,7 +270,8 @@ class _Tries:
         number = max(last, key=lambda k: (last[k], -k))
         if last[number] == -math.inf:
             raise FedloomError(
-                f"All tries of {self._method} diverged: search smaller rates (see {TRIES})."
+                f"All tries of {self._method} diverged: search smaller learning rates (see "
+                f"{TRIES})."
             )
         return self._search.values(self._method, number)
 
@@ -396,7 +396,8 @@ def read_chosen(file: Path, data: str) -> dict[str, dict[str, Any]]:
     content = read_config(file)
     if TUNED not in content:
         raise FedloomError(
-            f"'{file}' is no file of chosen values: it has no '{TUNED}'. fedloom tune writes one."
+            f"'{file}' is not a file of chosen values: it has no '{TUNED}'. Make one with "
+            "fedloom tune."
         )
     if content.get("data", data) != data:
         raise FedloomError(f"'{file}' was chosen for {content['data']}, not for {data}.")

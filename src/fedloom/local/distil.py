@@ -147,8 +147,9 @@ class SelfDistillation(MaskedSGD):
 
 @dataclass(frozen=True)
 class Codistillation(LocalRule):
-    """DS-FL (Itahara et al. 2021): learn from what all together said of the public images in the
-    round before, then from the client's own data, and send what this model says of them."""
+    """DS-FL (Itahara et al. 2021): learn from the clients' combined predictions on the public
+    images of the previous round, then from the client's own data, and send this model's
+    predictions."""
 
     parts = ("public", "train")
     told = {"targets": ON_PUBLIC}

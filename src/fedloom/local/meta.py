@@ -151,7 +151,7 @@ class LearnedRates(LocalRule):
 
 @dataclass(frozen=True)
 class Reptile(LocalRule):
-    """Plain SGD to ŵ, then only a part of the way there: w ← w + ε(ŵ − w) (Nichol et al. 2018)."""
+    """Plain SGD to ŵ, then only part of the way there: w ← w + ε(ŵ − w) (Nichol et al. 2018)."""
 
     epsilon: float = 1.0
 

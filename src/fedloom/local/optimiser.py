@@ -1,8 +1,8 @@
 """The optimiser that all local rules share, on flat rows: one fused update per step.
 
 It works on one row or on a matrix of rows (a client each), and equals torch's optimiser of the same
-name with `clip_grad_norm_` before it. What it remembers starts anew each round, or is kept by the
-client between rounds, as the run says.
+name with `clip_grad_norm_` before it. Its state is reset every round or kept by the client between
+rounds, as the run says.
 """
 
 from __future__ import annotations

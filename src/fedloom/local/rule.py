@@ -3,9 +3,9 @@
 A rule is written once, for one client, as four small pure functions: which batches it sees
 (`plan`), what it minimises on them (`objective`), how a gradient becomes a direction (`direction`)
 and what it hands back (`finish`). What it was told and what it has kept, it finds in its `Context`
-under the names that it declares. The walk through the steps and the optimiser are the engine's,
-so the same rule runs serially, stacked with other clients under `vmap`, in processes or on a
-device. A rule must not know which, nor anything of files, methods or other clients.
+under the names that it declares. The loop over steps and the optimiser belong to the engine, so the
+same rule runs serially, stacked with other clients under `vmap`, in processes or on a device. A
+rule must not know which, nor anything of files, methods or other clients.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Net(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Images, labels, and which of them count (None: all; engines that pad give weights)."""
+    """Images, labels, and the weight of each sample (None: all count; engines that pad give
+    weights)."""
 
     x: Tensor
     y: Tensor
@@ -154,12 +155,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule sees of its client's round beside the data. On the stacked engine, tensors have a
-    first axis of clients where `direction` sees them.
+    """What a rule sees of its client's round besides the data. On the stacked engine, tensors have
+    a first axis of clients where `direction` sees them.
 
     `start` are the trainable weights at the start of the round, `row` the whole model then, buffers
-    included; `told` and `kept` hold what the rule declares; `logits(x)` is what the trained model
-    answers, for `finish` only.
+    included; `told` and `kept` hold what the rule declares; `logits(x)` are the trained model's
+    logits, for `finish` only.
     """
 
     start: Tensor
@@ -174,7 +175,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Back:
-    """What a client ends its round with: the model, what it keeps and what it sends, by name."""
+    """What a client ends its round with: the model, and the values it keeps and sends, by name."""
 
     row: Tensor
     keeps: Mapping[str, Tensor] = field(default_factory=dict)
@@ -234,7 +235,7 @@ class LocalRule:
         return grad
 
     def finish(self, me: Context, row: Tensor, grad: Tensor) -> Back:
-        """What the round comes to, from the last row and the last gradient."""
+        """The result of the round, from the last row and the last gradient."""
         return Back(row)
 
 

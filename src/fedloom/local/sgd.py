@@ -14,7 +14,7 @@ from fedloom.local.rule import Back, Budget, Context, LocalRule, Samples, non_ne
 
 @dataclass(frozen=True)
 class SGD(LocalRule):
-    """Mini-batch SGD on the client's training part: the contract's defaults are this rule."""
+    """Mini-batch SGD on the client's training part. This is what the contract's defaults do."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Proximal(LocalRule):
 
 @dataclass(frozen=True)
 class FullGradient(LocalRule):
-    """FedSGD: one gradient over the whole local set, handed back in place of the weights."""
+    """FedSGD: one gradient over the whole local data, handed back instead of the weights."""
 
     hands_back = "gradients"
 

@@ -1,4 +1,4 @@
-"""Centralised training: the upper reference line, with all data in one place."""
+"""Centralised training: the upper baseline, with all data in one place."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedloom.topology import Pooled
 
 @register
 class Centralised(MethodOptions):
-    """All training data is sent to one learner, once; a round is E epochs over all of it."""
+    """All training data is sent to one learner once; a round is E epochs over all of it."""
 
     name = "centralised"
     family = "reference"
-    source = "reference line"
+    source = "upper baseline"
     fixed = {"participation": 1.0, "topology": None, "faults": "none"}
 
     def build(self) -> Method:

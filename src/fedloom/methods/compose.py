@@ -1,9 +1,9 @@
 """Two methods as one: `heterofl+fedper` is a method like any other.
 
-A method is a few choices (`fedloom.method`), most of which it leaves as FedAvg has them. So two of
-them go together where each chooses something else: one which part of the model a client trains,
-the other which part it keeps, how it learns or whom it meets. Where both choose the same, two
-choices are joined if that means something, and refused with a sentence if it does not.
+A method is a few choices (`fedloom.method`), most of which are the same as FedAvg's. Two methods
+combine when they differ from FedAvg in different choices: one in which part of the model a client
+trains, the other in which part it keeps, how it learns or whom it meets. If both make the same
+choice, the two are merged where that makes sense and refused with a reason where it does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHOICES = {
     "topology": "who talks to whom",
     "select": "which part of the model a client trains",
     "adapt": "what happens to a model before it is scored",
-    "newcomer": "what somebody without a private part is given",
+    "newcomer": "what a client without a private part is given",
     "first": "what a private part starts from",
     "own": "a second model that clients keep",
 }
@@ -43,8 +43,8 @@ def composed(name: str) -> type[MethodOptions]:
         for key, value in kind.fixed.items():
             if fixed.setdefault(key, value) != value:
                 raise FedloomError(
-                    f"{name} can't be: {kind.name} fixes {key} to {value} by its definition, and "
-                    f"another one to {fixed[key]}."
+                    f"{name} can't be combined: {kind.name} fixes {key} to {value} by definition, "
+                    f"another method to {fixed[key]}."
                 )
 
     def build(self: MethodOptions) -> Method:
@@ -54,12 +54,12 @@ def composed(name: str) -> type[MethodOptions]:
             try:
                 method = together(method, other)
             except FedloomError as e:
-                raise FedloomError(f"{name} can't be: {e}") from None
+                raise FedloomError(f"{name} can't be combined: {e}") from None
         return method
 
     words = {
-        "__doc__": f"{' and '.join(kind.name for kind in kinds)} together: what each of them "
-        "chooses otherwise than FedAvg.",
+        "__doc__": f"{' and '.join(kind.name for kind in kinds)} together: every choice in which "
+        "one of them differs from FedAvg.",
         "__module__": __name__,
         "name": name,
         "family": " + ".join(dict.fromkeys(kind.family for kind in kinds)),
@@ -79,9 +79,9 @@ def _own(kind: type[MethodOptions], options: MethodOptions) -> MethodOptions:
 
 
 def together(first: Method, second: Method) -> Method:
-    """What either chooses otherwise than FedAvg."""
+    """Every choice in which either differs from FedAvg."""
     if first.topology.server and not second.topology.server:
-        first, second = second, first  # what nodes do with models is theirs to say
+        first, second = second, first  # how nodes mix models is up to the serverless method
     chosen: dict[str, Any] = {}
     for word, what in _CHOICES.items():
         plain, mine, other = (getattr(m, word) for m in (Method(), first, second))
@@ -90,7 +90,7 @@ def together(first: Method, second: Method) -> Method:
                 chosen[word] = other
                 continue
             raise FedloomError(
-                f"both say {what} ({_name(mine)} and {_name(other)}), and there is one such choice."
+                f"both define {what} ({_name(mine)} and {_name(other)}), and a method has only one."
             )
         chosen[word] = other if _alike(mine, plain) else mine
     return Method(
@@ -110,8 +110,8 @@ def _rules(first: LocalRule, second: LocalRule) -> LocalRule:
         if rule == MaskedSGD():
             return other
     raise FedloomError(
-        f"both say how clients learn ({_name(first)} and {_name(second)}), and a client learns in "
-        "one way."
+        f"both define how clients learn ({_name(first)} and {_name(second)}), and a client has one "
+        "local rule."
     )
 
 
@@ -128,8 +128,8 @@ def _mixes(one: Method, two: Method) -> Mix:
     if first == second:
         return first
     raise FedloomError(
-        f"both say how models are combined ({_name(first)} and {_name(second)}), and there is one "
-        "way in a round."
+        f"both define how models are combined ({_name(first)} and {_name(second)}), and a round "
+        "has one mix."
     )
 
 
@@ -138,13 +138,13 @@ def _of_part(mix: Mix, part: str) -> Mix:
         return mix
     if mix.part not in ("all", "not none"):
         raise FedloomError(
-            f"both say which part of the model is combined ('{mix.part}' and '{part}'). Give both "
-            "the same."
+            f"both define which part of the model is shared ('{mix.part}' and '{part}'). Use the "
+            "same part for both."
         )
     if isinstance(mix, Alternate):
         return replace(mix, usual=_of_part(mix.usual, part), then=_of_part(mix.then, part))
     if "part" not in {field.name for field in fields(mix)}:  # type: ignore[arg-type]
-        raise FedloomError(f"{_name(mix)} has no use for a part of the model ('{part}').")
+        raise FedloomError(f"{_name(mix)} can't combine only a part of the model ('{part}').")
     return replace(mix, part=part)  # type: ignore[type-var]
 
 

@@ -1,4 +1,4 @@
-"""Ditto (Li et al. 2021): a model of one's own beside the shared one, tethered to it."""
+"""Ditto (Li et al. 2021): a personal model next to the shared one, tethered to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from fedloom.mix import Average
 
 @register
 class Ditto(MethodOptions):
-    """FedAvg, and on every client a second model v that minimises F(v) + (λ/2)‖v − w‖², is kept
-    and scored. λ = 0 is local training beside FedAvg; a newcomer has the shared model."""
+    """FedAvg, plus a second model v on every client that minimises F(v) + (λ/2)‖v − w‖²; the client
+    keeps it and is scored with it. λ = 0 is local training next to FedAvg. A newcomer gets the
+    shared model."""
 
     name = "ditto"
     family = "personal"
     source = "Li et al. 2021"
 
-    lam: float = Field(0.1, ge=0, le=1e30, description="λ: how strong the tether is")
+    lam: float = Field(0.1, ge=0, le=1e30, description="λ: strength of the tether")
 
     def build(self) -> Method:
         return Method(local=SGD(), mix=Average(), own=Tethered(self.lam))

@@ -1,4 +1,4 @@
-"""FedAdagrad (Reddi et al. 2021): the server follows the clients' mean change by Adagrad."""
+"""FedAdagrad (Reddi et al. 2021): the server applies the clients' mean update with Adagrad."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fedloom.mix import Adaptive
 
 @register
 class FedAdagrad(MethodOptions):
-    """v ← v + Δ², w ← w + ηm/(√v + τ): steps that shrink where changes have been large."""
+    """v ← v + Δ², w ← w + ηm/(√v + τ): steps shrink where updates have been large."""
 
     name = "fedadagrad"
     family = "server optimiser"
     source = "Reddi et al. 2021"
 
-    server_lr: float = Field(0.03, gt=0, le=1e30, description="η: step of the server")
-    beta1: float = Field(0.0, ge=0, lt=1, description="β₁: of the mean change")
-    tau: float = Field(1e-3, gt=0, le=1e30, description="τ: how adaptive; larger is less")
+    server_lr: float = Field(0.03, gt=0, le=1e30, description="η: server learning rate")
+    beta1: float = Field(0.0, ge=0, lt=1, description="β₁: decay of the mean update")
+    tau: float = Field(1e-3, gt=0, le=1e30, description="τ: added to √v; larger is less adaptive")
 
     def build(self) -> Method:
         mix = Adaptive(lr=self.server_lr, kind="adagrad", beta1=self.beta1, tau=self.tau)

@@ -1,4 +1,4 @@
-"""FedAdam (Reddi et al. 2021): the server follows the clients' mean change by Adam."""
+"""FedAdam (Reddi et al. 2021): the server applies the clients' mean update with Adam."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class FedAdam(MethodOptions):
     source = "Reddi et al. 2021"
     kind: ClassVar[Literal["adam", "yogi"]] = "adam"
 
-    server_lr: float = Field(0.03, gt=0, le=1e30, description="η: step of the server")
-    beta1: float = Field(0.9, ge=0, lt=1, description="β₁: of the mean change")
-    beta2: float = Field(0.99, ge=0, lt=1, description="β₂: of its square")
-    tau: float = Field(1e-3, gt=0, le=1e30, description="τ: how adaptive; larger is less")
+    server_lr: float = Field(0.03, gt=0, le=1e30, description="η: server learning rate")
+    beta1: float = Field(0.9, ge=0, lt=1, description="β₁: decay of the mean update")
+    beta2: float = Field(0.99, ge=0, lt=1, description="β₂: decay of its square")
+    tau: float = Field(1e-3, gt=0, le=1e30, description="τ: added to √v; larger is less adaptive")
 
     def build(self) -> Method:
         mix = Adaptive(

@@ -11,8 +11,8 @@ from fedloom.newcomer import MeanPart
 
 @register
 class FedBN(MethodOptions):
-    """FedAvg of everything but norm layers, whose weights and statistics each client keeps: for
-    clients whose inputs look different. Needs a model with norms."""
+    """FedAvg of everything except norm layers, whose weights and statistics each client keeps: for
+    clients whose inputs look different. Needs a model with norm layers."""
 
     name = "fedbn"
     family = "personal"

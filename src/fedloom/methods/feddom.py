@@ -1,4 +1,4 @@
-"""feddom (S4): nodes that combine a dominating set of those they know."""
+"""feddom (S4): nodes combine a dominating set of the nodes they know."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from fedloom.mix.dominating import PAIRWISE
 
 @register
 class FedDom(Serverless):
-    """Nodes that meet exchange what they know by then, their own and what they heard earlier in the
-    round: models, data sizes, accuracies, who met whom. Each scores the nodes of its own graph,
-    takes a greedy dominating set, weighs its members by AHP and WASPAS and moves towards their
-    mean: w_i ← δ Σ Q̄_j w_j + (1 − δ) w_i."""
+    """Nodes that meet exchange what they know, including what they heard earlier in the round:
+    models, data sizes, accuracies, who met whom. Each node scores the nodes of its own graph, takes
+    a greedy dominating set, weights its members by AHP and WASPAS and moves towards their mean:
+    w_i ← δ Σ Q̄_j w_j + (1 − δ) w_i."""
 
     name = "feddom"
     source = "S4"
     kind: ClassVar[type[DominatingSet]] = DominatingSet
 
-    theta: float = Field(0.2, ge=0, le=1, description="θ: threshold of the accuracy")
+    theta: float = Field(0.2, ge=0, le=1, description="θ: accuracy threshold")
     balance: float = Field(0.4, ge=0, le=1, description="λ: cosine (1) or Pearson (0) distance")
-    delta: float = Field(0.7, ge=0, le=1, description="δ: how far towards the dominating set")
+    delta: float = Field(0.7, ge=0, le=1, description="δ: step towards the dominating set")
     pairwise: list[list[float]] = Field(
         [list(row) for row in PAIRWISE],
-        description="3×3: how many times accuracy, data size and score outweigh each other",
+        description="3×3 AHP matrix: how much accuracy, data size and score outweigh each other",
     )
-    layers: str = Field("all", description="layers that distances are taken on: all, head, ...")
+    layers: str = Field("all", description="layers compared by distance: all, head, ...")
     members: Literal["dominating", "all"] = Field(
-        "dominating", description="whom a node combines: a dominating set, or all that it knows"
+        "dominating", description="nodes to combine: a dominating set, or all known nodes"
     )
     weigh: Literal["waspas", "equal", "size"] = Field(
-        "waspas", description="their shares: by AHP and WASPAS, equal, or by data size"
+        "waspas", description="their weights: by AHP and WASPAS, equal, or by data size"
     )
     neighbours: int | None = Field(
-        None, ge=1, description="most neighbours that a node tells of, the last met; none: all"
+        None, ge=1, description="report at most this many neighbours, the latest; none: all"
     )
     most: int | None = Field(
-        None, ge=1, description="most nodes in a node's graph, the newest; none: all"
+        None, ge=1, description="keep at most this many nodes in a graph, the newest; none: all"
     )
     forget: int | None = Field(
         0, ge=0, description="earlier rounds whose models count; 0: this round's only, none: all"
@@ -53,8 +53,8 @@ class FedDom(Serverless):
     )  # fmt: skip
     mix_alone: bool = Field(
         False,
-        description="whether a node that nobody reaches still moves towards what it knows, from "
-        "earlier rounds (forget)",
+        description="a node that hears from nobody still moves towards what it knows from earlier "
+        "rounds (forget)",
     )
 
     def build(self) -> Method:

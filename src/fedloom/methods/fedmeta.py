@@ -1,7 +1,7 @@
 """FedMeta and FedMeta-Per (Chen et al. 2018; S1 §3.1, §3.3): meta-learning, alone and with private
 parts.
 
-The learning rate of the run is β, that of the meta step; `alpha` is the inner one. Every client
+The learning rate of the run is β, the one of the meta step; `alpha` is the inner one. Every client
 fine-tunes on its support part, at the inner rate, before it is scored.
 """
 
@@ -29,8 +29,8 @@ class _Meta(MethodOptions):
     )
     outer: Outer = Field(
         "round",
-        description="outer steps: round, one (in each epoch) on the mean loss of all query "
-        "batches; batch, one for each query batch",
+        description="outer steps: round, one per epoch on the mean loss of all query batches; "
+        "batch, one per query batch",
     )
     tune_epochs: int = Field(1, ge=1, description="passes over the support part at test time")
 
@@ -56,7 +56,7 @@ class _MAML(_Meta):
     rule: Literal["maml", "fomaml", "reptile"] = Field(
         "maml", description="maml, fomaml (no second derivatives) or reptile"
     )
-    epsilon: float = Field(1.0, gt=0, le=1, description="reptile's share of the way")
+    epsilon: float = Field(1.0, gt=0, le=1, description="ε of reptile: fraction of the way to move")
 
     @model_validator(mode="after")
     def _for_reptile(self) -> _MAML:
@@ -64,8 +64,8 @@ class _MAML(_Meta):
             raise FedloomError(f"epsilon={self.epsilon} would do nothing: it is for rule=reptile.")
         if self.rule == "reptile" and (self.outer != "round" or self.inner_steps is not None):
             raise FedloomError(
-                "rule=reptile has no outer and no inner steps: it is plain SGD, and then a part of "
-                "the way. Leave outer and inner_steps out."
+                "rule=reptile has no inner and outer steps: it is plain SGD, then a step part of "
+                "the way there. Leave outer and inner_steps out."
             )
         return self
 
@@ -112,7 +112,7 @@ class FedMetaMAML(_MAML):
 
 @register
 class FedMetaSGD(_MetaSGD):
-    """FedMeta whose inner rates are learned too, one for every weight, and averaged with them."""
+    """FedMeta with learned inner rates, one per weight, which are averaged like the weights."""
 
     name = "fedmeta-metasgd"
     family = "meta"
@@ -131,8 +131,8 @@ class FedMetaPerMAML(_Per, _MAML):
 
 @register
 class FedMetaPerSGD(_Per, _MetaSGD):
-    """FedMeta-Per with learned rates: those of shared weights are shared, those of private ones
-    private."""
+    """FedMeta-Per with learned rates: rates of shared weights are shared, rates of private weights
+    are private."""
 
     name = "fedmeta-per-metasgd"
     family = "personal + meta"

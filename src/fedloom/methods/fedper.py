@@ -14,13 +14,13 @@ from fedloom.newcomer import MeanPart
 @register
 class FedPer(MethodOptions):
     """Clients train the whole model, send the shared part and keep the private one; the server
-    averages what is shared by n_i. A newcomer gets the average of all private parts."""
+    averages the shared parts, weighted by n_i. A newcomer gets the average of all private parts."""
 
     name = "fedper"
     family = "personal"
     source = "Arivazhagan et al. 2019; S1 §3.2.1"
 
-    private: str = Field("head", description="part kept by clients: head, head:K, a layer, none")
+    private: str = Field("head", description="part that clients keep: head, head:K, a layer, none")
     first: First = Field("initial", description=FIRST)
 
     def build(self) -> Method:

@@ -1,4 +1,4 @@
-"""FedProx (Li et al. 2020; S0 §2-4-2): FedAvg with a leash on the local weights."""
+"""FedProx (Li et al. 2020; S0 §2-4-2): FedAvg with a proximal term in the local objective."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FedProx(MethodOptions):
     family = "classic"
     source = "Li et al. 2020; S0 §2-4-2"
 
-    mu: float = Field(0.1, ge=0, allow_inf_nan=False, description="weight of the proximal term")
+    mu: float = Field(0.1, ge=0, allow_inf_nan=False, description="μ: weight of the proximal term")
 
     def build(self) -> Method:
         return Method(local=Proximal(self.mu), mix=Average())

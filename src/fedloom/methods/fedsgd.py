@@ -10,7 +10,7 @@ from fedloom.mix import GradientStep
 
 @register
 class FedSGD(MethodOptions):
-    """Each participant returns the gradient over its whole local set; the server steps
+    """Each participant returns the gradient over its whole local data; the server steps
     w ← w − η Σ (n_k / n) g_k. The same as FedAvg with E = 1 and B = ∞."""
 
     name = "fedsgd"

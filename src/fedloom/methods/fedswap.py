@@ -1,4 +1,4 @@
-"""FedSwap (S0 chapter 4, S3): clients exchange models in place of most averages."""
+"""FedSwap (S0 chapter 4, S3): clients swap models instead of averaging in most rounds."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _ON_WEIGHTS = ("cosine", "pearson")
 
 @register
 class FedSwap(MethodOptions):
-    """Clients have a model of their own. Those that take part in a round train theirs and swap
-    models among themselves; who is not drawn keeps its own. Every h2-th round (`average_every`)
-    ends in FedAvg's average of the participants, which goes to everybody. h1 is the local work of
-    a round, epochs or steps. average_every=1 learns as FedAvg. Comparing activations needs public
-    images (--public)."""
+    """Every client has its own model. Participants of a round train theirs and swap models among
+    themselves; the others keep theirs. Every h2-th round (`average_every`) ends with FedAvg's
+    average of the participants instead, which goes to all clients. h1 is the local work of a round,
+    epochs or steps. average_every=1 trains exactly as FedAvg does. Comparing activations
+    needs public images (--public)."""
 
     name = "fedswap"
     family = "swap"
@@ -44,29 +44,29 @@ class FedSwap(MethodOptions):
 
     partner: Literal["random", "sequential", "rotating", "greedy", "min"] = Field(
         "random",
-        description="who of a round's participants swaps: random disjoint pairs; sequential, each "
-        "in turn with anybody, as the source lists it; rotating, neighbours on a ring, so that "
-        "where all take part every model is with every client after n - 1 swaps (odd n: 2(n - "
-        "1)); greedy, a random client with the least similar one left; min, the least similar "
-        "pairs first",
+        description="how participants are paired: random, disjoint pairs; sequential, one client "
+        "after another with any other, as in the source's listing; rotating, neighbours on a ring, "
+        "so that with full participation every model visits every client in n - 1 swaps (odd n: "
+        "2(n - 1)); greedy, a random client with the least similar one left; min, the least "
+        "similar pairs first",
     )
     similarity: Literal["cka", "dcka", "cca", "hsic", "inner", "cosine", "pearson"] = Field(
-        "cka", description="measure for greedy and min; cosine and pearson compare weights"
+        "cka", description="measure of greedy and min; cosine and pearson compare weights"
     )
     kernel: str = Field(
-        "linear", description="of cka, dcka and hsic: linear, poly[:DEGREE], rbf[:FRACTION]"
+        "linear", description="kernel of cka, dcka, hsic: linear, poly[:DEGREE], rbf[:FRACTION]"
     )
-    debiased: bool = Field(False, description="debiased cka, dcka or hsic")
-    layers: str = Field("all", description="layers compared: all with weights, or names with +")
+    debiased: bool = Field(False, description="use the debiased cka, dcka or hsic")
+    layers: str = Field("all", description="layers to compare: all with weights, or A+B+C")
     probes: int = Field(
-        256, ge=4, description="public images that models are compared on in a round"
+        256, ge=4, description="public images per round that models are compared on"
     )
-    swap_share: float = Field(1.0, ge=0, le=1, description="share of the pairs that swap (SP)")
+    swap_share: float = Field(1.0, ge=0, le=1, description="fraction of the pairs that swap (SP)")
     average_every: int = Field(
         5,
         ge=1,
-        description="rounds from one average to the next (h2): h2 - 1 swaps lie between them, as "
-        "in the source's pseudo-code (its text and table 4-1 say h2)",
+        description="rounds from one average to the next (h2), with h2 - 1 swaps in between, as in "
+        "the source's pseudo-code (its text and table 4-1 say h2)",
     )
     private: str = Field(
         "none", description="part that is neither swapped nor averaged: none, head, a layer"
@@ -79,7 +79,7 @@ class FedSwap(MethodOptions):
         elif self.similarity in _ON_WEIGHTS:
             self._refuse(("layers", "probes"), f"{self.similarity} compares weights")
         if self.partner == "sequential":
-            self._refuse(("swap_share",), "every client swaps in turn")
+            self._refuse(("swap_share",), "every client swaps")
         if self.partner == "rotating":
             self._refuse(("swap_share",), "all neighbours on the ring swap")
         measure_named(self.similarity, kernel_named(self.kernel), self.debiased)
@@ -90,7 +90,7 @@ class FedSwap(MethodOptions):
     def _see_parts(self) -> None:
         if self.similarity not in _ON_WEIGHTS:
             raise FedloomError(
-                f"similarity={self.similarity} compares what whole models answer, and a server "
+                f"similarity={self.similarity} runs whole models on public images, but the server "
                 f"never sees the private part ({self.private}). Compare weights (cosine, pearson), "
                 "or choose partner=random or sequential."
             )

@@ -1,4 +1,4 @@
-"""FedYogi (Reddi et al. 2021): the server follows the clients' mean change by Yogi."""
+"""FedYogi (Reddi et al. 2021): the server applies the clients' mean update with Yogi."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedloom.methods.registry import register
 
 @register
 class FedYogi(FedAdam):
-    """FedAdam with v ← v − (1 − β₂)Δ² sign(v − Δ²), which forgets large changes slowly."""
+    """FedAdam with v ← v − (1 − β₂)Δ² sign(v − Δ²), which forgets large updates slowly."""
 
     name = "fedyogi"
     kind = "yogi"

@@ -13,8 +13,8 @@ from fedloom.newcomer import Vote
 
 @register
 class LGFedAvg(MethodOptions):
-    """FedPer the other way round: clients keep the layers that find features and share the linear
-    ones. For a newcomer all private parts vote."""
+    """FedPer the other way round: clients keep the feature layers and share the head. For a
+    newcomer, all private parts vote."""
 
     name = "lg-fedavg"
     family = "personal"

@@ -1,4 +1,4 @@
-"""Local-only training: the lower reference line, where nobody talks to anybody."""
+"""Local training only: the lower baseline, without any communication."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedloom.mix import Keep
 @register
 class Local(MethodOptions):
     """Every client trains its own model on its own data and sends nothing. The same clients train
-    in each round as in FedAvg with the same participation, so both spend the same work."""
+    in each round as in FedAvg with the same participation, so both do the same amount of work."""
 
     name = "local"
     family = "reference"
-    source = "reference line"
+    source = "lower baseline"
     fixed = {"topology": None, "faults": "none"}
 
     def build(self) -> Method:

@@ -13,18 +13,18 @@ from fedloom.mix import ServerStep
 
 @register
 class PFedMe(MethodOptions):
-    """The shared model is learned as the point from which personal ones, θ = argmin F(θ) +
-    (λ/2)‖θ − w‖², are near. A client is scored with its θ, found on its support part."""
+    """Learns a shared model w that is close to every client's personal model θ = argmin F(θ) +
+    (λ/2)‖θ − w‖². A client is scored with its θ, found on its support part."""
 
     name = "pfedme"
     family = "personal"
     source = "Dinh et al. 2020"
     at_test = ("tune_epochs",)
 
-    lam: float = Field(15.0, ge=0, le=1e30, description="λ: how strongly θ is drawn to w")
-    alpha: float = Field(0.01, gt=0, le=1e30, description="rate of the steps that find θ")
-    inner: int = Field(5, ge=1, description="steps that find θ, on each batch")
-    beta: float = Field(1.0, gt=0, le=1e30, description="β: step of the server")
+    lam: float = Field(15.0, ge=0, le=1e30, description="λ: how strongly θ is pulled towards w")
+    alpha: float = Field(0.01, gt=0, le=1e30, description="learning rate of the steps that find θ")
+    inner: int = Field(5, ge=1, description="steps per batch that find θ")
+    beta: float = Field(1.0, gt=0, le=1e30, description="β: server learning rate")
     tune_epochs: int = Field(1, ge=1, description="passes over the support part at test time")
 
     def build(self) -> Method:

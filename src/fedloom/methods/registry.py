@@ -20,8 +20,8 @@ from fedloom.options import Options, wrong
 
 #: of the option that personal methods have for clients that take part for the first time
 FIRST = (
-    "what a client's private part starts from when it first takes part: initial values, or the "
-    "mean of all private parts then, which makes them travel"
+    "initial private part of a client that takes part for the first time: initial values, or the "
+    "mean of all private parts, which then have to be sent"
 )
 
 #: settings and options of a method under a name
@@ -31,11 +31,11 @@ Preset = Mapping[str, Any]
 class MethodOptions(Options):
     """Base of every method: its options are its fields.
 
-    `fixed` are settings of a run that the method's definition decides (FedSGD's one full batch);
-    a run that asks for something else is refused. `defaults` are method-specific defaults of
-    settings. `presets` are settings and options under a name (`--preset`), which explicit ones
-    override. `at_test` are options that matter only where clients are scored, so that a trained
-    run may be scored again with others.
+    `fixed` are settings that the method's definition determines (FedSGD's one full batch); a run
+    that asks for something else is refused. `defaults` are method-specific defaults of settings.
+    `presets` are named sets of settings and options (`--preset`), which explicit ones override.
+    `at_test` are options that only matter when clients are scored, so that a trained run can be
+    scored again with other values.
     """
 
     name: ClassVar[str]
@@ -58,7 +58,7 @@ def register(cls: type[MethodOptions]) -> type[MethodOptions]:
     """Make a method available by its name."""
     for attribute in ("name", "family", "source"):
         if not isinstance(getattr(cls, attribute, None), str):
-            raise FedloomError(f"The method {cls.__name__} must say its `{attribute}` (a string).")
+            raise FedloomError(f"The method {cls.__name__} must set its `{attribute}` (a string).")
     _registry[cls.name] = cls
     return cls
 
@@ -76,8 +76,8 @@ def _modules() -> list[str]:
 
 
 def find(name: str) -> type[MethodOptions]:
-    """The method of this name; all others are imported only if no module is called like it. Several
-    with a + between them are one (`compose.py`)."""
+    """The method of this name; all modules are imported only if none has that name. Names joined by
+    a + are one composed method (`compose.py`)."""
     if "+" in name and all(name.split("+")):
         from fedloom.methods.compose import composed
 
@@ -92,7 +92,7 @@ def find(name: str) -> type[MethodOptions]:
 
 
 def without_nones(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The word none, where it can only mean that there is nothing, as the value None."""
+    """The word `none` as the value None, for fields that can be None."""
     fields = cls.model_fields
     return {
         key: None

@@ -1,9 +1,9 @@
 """Sub-models for weak devices (S2): one mechanism, one selector for each method.
 
-A client of capacity r trains a really smaller network with a share r of the channels of every
-hidden layer (DepthFL: the first blocks); the server averages each element over those who trained
-it. The switches are those that published code differs in; with everyone at capacity 1 and the
-switches as they are by default, every width method is FedAvg.
+A client of capacity r trains a network that really is smaller, with a fraction r of the channels of
+every hidden layer (DepthFL: the first blocks); the server averages each element over the clients
+that trained it. The options cover the points in which published code differs; with all clients at
+capacity 1 and default options, every width method is FedAvg.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class _SubModels(MethodOptions):
     family = "sub-models"
 
     mask: Literal["none", "zero", "inf"] = Field(
-        "none", description="logits of classes a client lacks, in its loss: none (leave), zero, inf"
+        "none", description="logits of classes a client lacks, in its loss: none (keep), zero, inf"
     )
-    weigh: Literal["samples", "equal"] = Field("samples", description="how clients are weighed")
+    weigh: Literal["samples", "equal"] = Field("samples", description="how clients are weighted")
     by_class: bool = Field(
-        False, description="classifier rows count only from clients that hold the class"
+        False, description="average classifier rows only over clients that hold the class"
     )
-    old_votes: bool = Field(False, description="the server's old value is one more voter")
+    old_votes: bool = Field(False, description="the server's old value counts as one more client")
     private: str = Field(
-        "none", description="part that clients keep to themselves: none, head, head:K, a layer"
+        "none", description="part that clients keep private: none, head, head:K, a layer"
     )
     mu: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of FedProx's term")
 
@@ -83,11 +83,11 @@ class _SubModels(MethodOptions):
 
 class _Width(_SubModels):
     scaler: bool = Field(True, description="multiply hidden outputs by 1/r in training")
-    rounding: Literal["ceil", "floor"] = Field("ceil", description="of r·m channels")
+    rounding: Literal["ceil", "floor"] = Field("ceil", description="rounding of r·m channels")
     measure_gap: bool = Field(
         False,
-        description="note how far sub-models' gradients and updates are from the whole model's "
-        "(gradient_gap, update_gap); clients train the whole model as well for that",
+        description="record how far sub-models' gradients and updates are from the whole model's "
+        "(gradient_gap, update_gap); clients then train the whole model as well",
     )
 
 
@@ -105,8 +105,8 @@ class HeteroFL(_Width):
 
 @register
 class FjORD(_Width):
-    """Ordered like HeteroFL; inside its own width the client draws a narrower one for every batch,
-    which also learns from its widest net."""
+    """Ordered like HeteroFL; for every batch the client also trains a narrower net, drawn inside
+    its own width, which learns from its widest one."""
 
     name = "fjord"
     source = "Horváth et al. 2021; S2 §2.3"
@@ -116,8 +116,8 @@ class FjORD(_Width):
     levels: tuple[float, ...] = Field(
         (0.2, 0.4, 0.6, 0.8, 1.0), description="widths to draw from, up to the client's own"
     )
-    distil: float = Field(0.5, ge=0, le=1, description="share of distillation in a narrow loss")
-    temperature: float = Field(1.0, gt=0, description="of the distillation")
+    distil: float = Field(0.5, ge=0, le=1, description="weight of distillation in the narrow loss")
+    temperature: float = Field(1.0, gt=0, description="temperature of the distillation")
 
     def _select(self) -> Select:
         return Ordered(self.rounding, self.scaler, measures=self.measure_gap)
@@ -141,7 +141,7 @@ class FederatedDropout(_Width):
 
 @register
 class FedRolex(_Width):
-    """A window of ⌈r·m⌉ channels that moves by one every round and wraps around."""
+    """A window of ⌈r·m⌉ channels that moves by one channel every round and wraps around."""
 
     name = "fedrolex"
     source = "Alam et al. 2022; S2 §2.3"
@@ -153,18 +153,21 @@ class FedRolex(_Width):
 
 @register
 class FedDSE(_Width):
-    """The client downloads the whole model, runs it on its own data and trains the channels that
-    are activated most (or, with a temperature, more likely those)."""
+    """The client downloads the whole model, runs it on its own data and trains the channels with
+    the highest activations (or, with a temperature, samples channels by activation)."""
 
     name = "feddse"
     source = "S2 ch. 3"
     presets = _presets(LOW)
 
     temperature: float = Field(
-        0.0, ge=0, allow_inf_nan=True, description="0: the largest; else softmax(h/T); inf: any"
+        0.0,
+        ge=0,
+        allow_inf_nan=True,
+        description="T: 0 takes the largest, above 0 samples by softmax(h/T), inf uniformly",
     )
     samples: int | None = Field(
-        None, ge=1, description="of the client's data, for inference; none: all"
+        None, ge=1, description="samples of the client's data to run; none: all"
     )
 
     def _select(self) -> Select:
@@ -179,7 +182,7 @@ class _FedGSE(_Width):
     labels: ClassVar[Literal["spl", "csl"]]
 
     samples: int | None = Field(
-        128, ge=1, description="similar public samples for the gradients; none: all"
+        128, ge=1, description="public samples used for the gradients; none: all"
     )
 
     def _select(self) -> Select:
@@ -190,8 +193,8 @@ class _FedGSE(_Width):
 
 @register
 class FedGSESPL(_FedGSE):
-    """The server trains where the gradient is: the channels whose gradient is largest on public
-    samples that the client's last sub-model labels correctly."""
+    """The server picks the channels with the largest gradient on public samples that the client's
+    last sub-model classifies correctly."""
 
     name = "fedgse-spl"
     source = "S2 ch. 4"
@@ -200,7 +203,7 @@ class FedGSESPL(_FedGSE):
 
 @register
 class FedGSECSL(_FedGSE):
-    """FedGSE without labels: public samples, labelled by the client's last sub-model."""
+    """FedGSE without labels: the client's last sub-model labels the public samples."""
 
     name = "fedgse-csl"
     source = "S2 ch. 4"
@@ -209,8 +212,8 @@ class FedGSECSL(_FedGSE):
 
 @register
 class DepthFL(_SubModels):
-    """Depth, not width: a client trains the first blocks, as many as it can afford, with a
-    classifier behind each; the classifiers learn from each other, and their mean is the answer."""
+    """Depth instead of width: a client trains as many of the first blocks as it can afford, with a
+    classifier after each; the classifiers learn from each other, and their mean is the output."""
 
     name = "depthfl"
     source = "Kim et al. 2023; S2 §3.3"
@@ -218,11 +221,11 @@ class DepthFL(_SubModels):
 
     budget: Literal["parameters", "macs", "blocks"] = Field(
         "parameters",
-        description="what depth goes by: r² of the parameters or MACs, or r·blocks, of what the "
-        "strongest client can train",
+        description="how capacity limits depth: to r² of the parameters or MACs, or to r·blocks, "
+        "of what the strongest client can train",
     )
-    distil: float = Field(1.0, ge=0, description="weight of the classifiers' learning together")
-    ramp: int = Field(300, ge=0, description="rounds over which that weight grows")
+    distil: float = Field(1.0, ge=0, description="weight of the distillation between classifiers")
+    ramp: int = Field(300, ge=0, description="rounds over which that weight ramps up")
 
     def _select(self) -> Select:
         return Prefix(self.budget)

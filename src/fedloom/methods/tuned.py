@@ -1,6 +1,6 @@
-"""FedAvg and FedPer, fine-tuned where they are scored (S1 §4.3.3): the baselines of meta-learning.
+"""FedAvg and FedPer, fine-tuned before scoring (S1 §4.3.3): the baselines for meta-learning.
 
-They learn as ever; at test time a client takes its support part to tune the model first.
+Training is unchanged; at test time a client first fine-tunes the model on its support part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Tuned(MethodOptions):
 
     tune_epochs: int = Field(1, ge=1, description="passes over the support part at test time")
     tune_lr: float | None = Field(
-        None, gt=0, le=1e30, description="learning rate at test time; none: the run's own"
+        None, gt=0, le=1e30, description="learning rate at test time; none: the run's"
     )
 
     @property

@@ -1,4 +1,4 @@
-"""How alike the models of clients are."""
+"""How similar the clients' models are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AT_ONCE = 2**20  # values looked at together
 def mean_similarity(rows: Iterable[Tensor], start: Tensor) -> float | None:
     """The mean cosine of all pairs of changes, how far each model has moved from where all began,
     from blocks of rows; None for less than two. (Models themselves are alike for long after a
-    common start, whatever they learn.) One that has not moved is like no other.
+    common start, whatever they learn.) A model that has not moved has similarity 0 to all others.
 
     It is the square of the sum of the unit rows, less the pairs of each with itself, so no pair is
     looked at.

@@ -1,4 +1,4 @@
-"""How models combine: averages at a server, and whatever else turns rows into rows."""
+"""How models are combined: averages at a server, and anything else that turns rows into rows."""
 
 from fedloom.mix.average import Average, GradientStep, Keep, weighted_mean
 from fedloom.mix.base import Gathering, Mix, Mixed, Traffic

@@ -68,8 +68,9 @@ class GradientStep(Mix):
 
     def among_nodes(self) -> Mix:
         raise FedloomError(
-            "GradientStep applies gradients to the one model that they were taken at, and nodes "
-            "without a server have a model each. Use a method that sends weights, such as fedavg."
+            "GradientStep applies gradients to the one model that they were taken at, but nodes "
+            "without a server each have their own model. Use a method that sends weights, such "
+            "as fedavg."
         )
 
     def combine(self, g: Gathering) -> Mixed:
@@ -83,15 +84,15 @@ class GradientStep(Mix):
 
 @dataclass(frozen=True)
 class Keep(Mix):
-    """Nothing is combined: every client keeps the model that it trained (local-only training)."""
+    """Nothing is combined: every client keeps the model it trained (local training only)."""
 
     part = "none"
     home = "node"
 
     def among_nodes(self) -> Mix:
         raise FedloomError(
-            "Here nobody talks to anybody, so a topology would do nothing. Leave it out, or choose "
-            "a method that combines models."
+            "Local training has no communication, so a topology would do nothing. Leave it out, "
+            "or choose a method that combines models."
         )
 
     def combine(self, g: Gathering) -> Mixed:

@@ -32,7 +32,7 @@ Fields = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Gathering:
-    """All that a mix may look at in one round: a line for each client that sent something.
+    """Everything a mix may look at in one round: one row per client that sent something.
 
     `rows[i]` are the columns of the model that `clients[i]` sent, `layout` names them;
     `indexes[i]`, where it trained a sub-model, says which of them it really trained (None: all).
@@ -65,7 +65,7 @@ class Gathering:
 
     @property
     def heard(self) -> Tensor:
-        """The rows as other nodes get them: encoded, or spoilt, on the way."""
+        """The rows as other nodes receive them: encoded, or corrupted by an attack."""
         return self.rows if self.arrived is None else self.arrived
 
     @property
@@ -127,14 +127,14 @@ class Mixed:
 
 
 class Mix:
-    """How models combine.
+    """How models are combined.
 
     `keeps` are values that the server keeps between rounds, by name and kind; `takes` the names of
     what clients send beside the model that it combines; `memory` names what it keeps by key.
     `needs` are facts: `classes` (who holds which), `public` (the server's images), `accuracy` (of
     what was sent, on the part that it `validates` on). `takes_parts`: it can combine sub-models,
-    element by element; `meets`: nodes combine what those they meet tell them; with less than
-    `fewest` participants it could never do anything.
+    element by element; `meets`: nodes combine what those they meet tell them; with fewer than
+    `fewest` participants it can't do anything.
     """
 
     part: str = "all"
@@ -154,8 +154,8 @@ class Mix:
         if self.meets:
             return self
         raise FedloomError(
-            f"{type(self).__name__} combines models in one place, so it can't work among nodes "
-            "that only meet one another. Leave the topology out, or choose another method."
+            f"{type(self).__name__} combines models at a server, so it can't run among nodes "
+            "that only meet each other. Leave the topology out, or choose another method."
         )
 
     def senders(

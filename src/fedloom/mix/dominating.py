@@ -1,4 +1,4 @@
-"""The dominating-set mix (S4): a node combines the best of those it knows that cover all others.
+"""The dominating-set mix (S4): a node combines the best known nodes that together cover all others.
 
 Every node scores the nodes of its own graph, takes a dominating set of them greedily, weighs its
 members by several criteria (AHP and WASPAS) and moves towards their weighted mean.
@@ -48,16 +48,17 @@ def criteria_weights(pairwise: Sequence[Sequence[float]]) -> np.ndarray:
         )
     if not ((matrix > 0).all() and np.allclose(matrix * matrix.T, 1, atol=0.02)):
         raise FedloomError(
-            f"The pairwise matrix {matrix.round(3).tolist()} is not one: all values must be above "
-            "0, ones on the diagonal, and each value 1 divided by the one across the diagonal."
+            f"The pairwise matrix {matrix.round(3).tolist()} is not valid: all values must be "
+            "positive, the diagonal 1, and each value the reciprocal of the one across the "
+            "diagonal."
         )
     judged = AHP(matrix=np.ones((3, 3)))
     judged.matrix = matrix  # given above, it would have to be in whole numbers from 1 to 9
     ratio = float(judged.get_cr())
     if ratio >= CONSISTENT:
         raise FedloomError(
-            f"The pairwise matrix contradicts itself: its consistency ratio is {ratio:.2f} and "
-            f"must be below {CONSISTENT}. If A outweighs B twice and B outweighs C twice, A should "
+            f"The pairwise matrix is inconsistent: its consistency ratio is {ratio:.2f} and must "
+            f"be below {CONSISTENT}. If A outweighs B twice and B outweighs C twice, A should "
             "outweigh C about four times."
         )
     return (matrix / matrix.sum(axis=0)).mean(axis=1)
@@ -106,9 +107,8 @@ class DominatingSet(Mix):
     nodes that something reached in the round; with `mix_alone`, for all.
 
     The graph holds what reached the node in this round, through whomever, and what `forget` and
-    `links` earlier rounds left. `members` and `weigh` take parts of the method away: all nodes of
-    the graph in place of a dominating set, equal shares or shares by data size in place of AHP and
-    WASPAS.
+    `links` earlier rounds left. `members` and `weigh` are for ablations: all nodes of the graph in
+    place of a dominating set, equal shares or shares by data size in place of AHP and WASPAS.
     """
 
     part: str = "all"

@@ -679,8 +679,8 @@ class LocalGraph:
         at = int(np.searchsorted(self.ids, node))
         if at == len(self.ids) or self.ids[at] != node:
             raise FedloomError(
-                f"Node {self.node} asks for node {node}, of which it was never told. A node may "
-                "use only what it has met or heard of."
+                f"Node {self.node} asks for node {node}, which it has never heard of. A node may "
+                "only use what it has met or been told."
             )
         return at
 

@@ -1,4 +1,4 @@
-"""Rows as networks, for mixes that run what was sent on the public set."""
+"""Rows as networks, for mixes that run the received models on the public set."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Networks:
     native: Native | None = None
 
     def of(self, rows: Tensor, x: Tensor) -> Loaded:
-        """Rows as networks, which can be walked through again; each is gone when the next comes.
-        Norms whose statistics are measured before use are measured on `x`."""
+        """Rows as networks, iterable again and again; each is valid until the next one. Norms whose
+        statistics are measured before use are measured on `x`."""
         return Loaded(self, rows, x)
 
 

@@ -1,4 +1,4 @@
-"""Combining what models say in place of models: messages whose size does not depend on them."""
+"""Combining predictions instead of models: the size of messages does not depend on the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedloom.mix.base import Gathering, Mix, Mixed
 @dataclass(frozen=True)
 class Sharpened(Mix):
     """DS-FL's server (Itahara et al. 2021): the mean of the class probabilities that clients sent
-    for every public image, made surer: softmax(mean / T)."""
+    for every public image, sharpened: softmax(mean / T)."""
 
     temperature: float = 0.1
     part = "none"

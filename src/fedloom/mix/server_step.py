@@ -1,8 +1,8 @@
-"""Server steps: the average of what was sent is taken as a direction, not as the result.
+"""Server steps: the average is a direction to follow, not the result.
 
 Reddi et al. 2021: the clients' mean change Δ is a pseudo-gradient, which an optimiser at the server
-follows. Only trainable columns are moved so: batch-norm statistics and other buffers are averaged,
-as a step past their mean would make variances negative.
+follows. Only trainable columns are stepped: batch-norm statistics and other buffers are averaged,
+because a step beyond their mean could make variances negative.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ServerStep(Average):
     lr: float = 1.0
 
     def step(self, change: Tensor, g: Gathering) -> tuple[Tensor, dict[str, Tensor]]:
-        """The step to take for the mean change Δ of the trainable columns, and the new state."""
+        """The step for the mean update Δ of the trainable columns, and the new state."""
         return self.lr * change, {}
 
     def combine(self, g: Gathering) -> Mixed:

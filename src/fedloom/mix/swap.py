@@ -27,7 +27,7 @@ MOST_REPORTED = 200  # clients whose similarities are written to a round's recor
 
 
 class Likeness(ABC):
-    """How alike the gathered models are."""
+    """How similar the gathered models are."""
 
     needs: frozenset[str] = frozenset()
 
@@ -55,7 +55,7 @@ class OnWeights(Likeness):
 
 @dataclass(frozen=True)
 class OnProbes(Likeness):
-    """By their activations on `probes` of the public images, drawn anew each round."""
+    """By their activations on `probes` of the public images, redrawn each round."""
 
     measure: Measure
     layers: tuple[str, ...] | None = None
@@ -262,8 +262,8 @@ def least_pairs(matrix: np.ndarray, count: int) -> Pairs:
 
 @dataclass(frozen=True)
 class Swap(Mix):
-    """The clients of a round exchange models through the server, which keeps none; who is not
-    among them keeps the model that it holds."""
+    """The clients of a round exchange models through the server, which keeps none; other clients
+    keep the model they hold."""
 
     partners: Partners
     part: str = "all"
@@ -303,8 +303,9 @@ class Alternate(Mix):
     def __post_init__(self) -> None:
         if (self.usual.home, self.then.home) != ("node", "server"):
             raise FedloomError(
-                f"{type(self.usual).__name__} and {type(self.then).__name__} can't take turns: the "
-                "first must keep models on the nodes, the second make one shared model of them."
+                f"{type(self.usual).__name__} and {type(self.then).__name__} can't alternate: "
+                "the first must keep models on the nodes, the second make one shared model of "
+                "them."
             )
         if self.usual.part != self.then.part:
             raise FedloomError(

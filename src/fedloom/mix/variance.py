@@ -1,4 +1,4 @@
-"""Averages that undo what local training adds to clients' drift: SCAFFOLD's, FedNova's."""
+"""Averages that correct client drift: SCAFFOLD's, FedNova's."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class ControlledAverage(ServerStep):
 
 @dataclass(frozen=True)
 class NormalisedAverage(ServerStep):
-    """FedNova (Wang et al. 2020): every client's change is divided by a_k, how far its steps alone
-    would have taken it, and the mean of those is taken τ = Σ p_k a_k times.
+    """FedNova (Wang et al. 2020): every client's update is divided by a_k, its effective number of
+    steps, and the mean of those is scaled by τ = Σ p_k a_k.
 
     For SGD a_k is the number of steps; with momentum ρ, a_k = (τ_k − ρ(1 − ρ^τ_k)/(1 − ρ))/(1 − ρ).
     """

@@ -49,7 +49,7 @@ def build(
     exits = given.pop("exits", False)
     if not isinstance(exits, bool):
         raise FedloomError(
-            f"exits={exits} is not valid: give true for a classifier behind each block, or false."
+            f"exits={exits} is not valid: give true for a classifier after each block, or false."
         )
     if isinstance(model, str):
         name = choose(shape) if model == "auto" else model

@@ -118,8 +118,8 @@ class _CountingMean:
 
 
 def settle(module: nn.Module, batches: Iterable[Tensor], every: bool = False) -> nn.Module:
-    """Ready to be looked at: in evaluation mode, the statistics of static (or `every` tracked)
-    norms measured on these images; without images they stay as they are."""
+    """Ready for evaluation: in evaluation mode, the statistics of static (or `every` tracked) norms
+    measured on these images; without images they stay as they are."""
     module.eval()
     if not has_measured_norm(module, every):
         return module

@@ -1,4 +1,4 @@
-"""Pictures of swapped models: how alike clients' models were over the rounds, and who swapped.
+"""Pictures of swapped models: how similar clients' models were over the rounds, and who swapped.
 
 Clients stand in the order of their main class, so that label skew shows as blocks.
 """

@@ -183,8 +183,8 @@ def print_result(result: Result, details: bool = False) -> None:
     asked = done["rounds_asked"]
     if done["rounds"] < asked:
         out.print(
-            f"{done['rounds']} of {asked} rounds done; go on with: "
-            f"fedloom run --resume --out {result.path}"
+            f"{done['rounds']} of {asked} rounds done; continue with:  fedloom run --resume "
+            f"--out {result.path}"
         )
     if "eval_seconds" not in done or ("macro" not in done and "test_accuracy" not in done):
         ended = done["rounds"] >= asked
@@ -203,14 +203,14 @@ def print_result(result: Result, details: bool = False) -> None:
         )
     _print_devices(result)
     if result.measured:
-        out.print("Norm statistics were measured on training data before each scoring.")
+        out.print("Norm statistics were measured on training data before each evaluation.")
     if config.get("public", "none") != "none" and result.store.has_checkpoint():
         out.print(f"Public set: {result.public}")
     if "degree" in done:
         mean = result.rounds[["degree", "isolated", "contacts"]].mean()
         out.print(
-            f"Contacts: {mean['contacts']:.1f} a round, {mean['degree']:.2f} nodes met by a node, "
-            f"{percent(mean['isolated'])} of nodes isolated"
+            f"Contacts: {mean['contacts']:.1f} a round, {mean['degree']:.2f} nodes met per node, "
+            f" {percent(mean['isolated'])} of nodes isolated"
         )
     if details:
         _print_details(result)
@@ -434,10 +434,10 @@ def print_method(cls: type[MethodOptions], parts: Method) -> None:
     if options:
         out.print(_table(("option", "default", "meaning"), options, left=3))
     else:
-        out.print("No options of its own.")
+        out.print("No options.")
     if cls.fixed:
         fixed = ", ".join(f"{k}={v}" for k, v in cls.fixed.items())
-        out.print(f"Fixed by its definition: {fixed}.")
+        out.print(f"Fixed by definition: {fixed}.")
 
 
 def print_manifest(manifest: Manifest, of: str) -> None:
@@ -466,7 +466,7 @@ def print_networks(networks: Mapping[str, type[Network]]) -> None:
         for name, cls in networks.items()
     ]
     out.print(_table(("topology", "who is linked", "options"), rows, left=3))
-    out.print("\nfedloom topology NAME,option=value shows one at work.")
+    out.print("\nfedloom topology NAME,option=value simulates one.")
 
 
 def _required(field: Any) -> bool:
@@ -478,11 +478,11 @@ def print_contacts(report: ContactReport, spec: str) -> None:
     table, gaps = report.table, report.gaps
     rows = [
         ("nodes, rounds", f"{report.nodes}, {len(report.rounds)}"),
-        ("nodes met by a node in a round", f"{table['degree'].mean():.2f}"),
+        ("nodes met per node and round", f"{table['degree'].mean():.2f}"),
         ("isolated nodes", percent(table["isolated"].mean())),
-        ("contacts in a round", f"{table['contacts'].mean():.1f}"),
+        ("contacts per round", f"{table['contacts'].mean():.1f}"),
         ("groups of linked nodes", f"{table['components'].mean():.1f}"),
-        ("pairs that met at all", percent(report.met)),
+        ("pairs that ever met", percent(report.met)),
     ]
     if len(gaps):
         spread = f"mean {gaps.mean():.1f}, median {np.median(gaps):.0f}, longest {gaps.max()}"

@@ -1,4 +1,4 @@
-"""Pictures of a network without a server: its nodes and links in some rounds, and how it went.
+"""Pictures of a network without a server: its nodes and links in some rounds, and statistics.
 
 A film strip shows a few rounds side by side over the curves of all; an animation (.gif) shows
 every round. Another strip shows the steps of one round: who has whose model after each, where nodes

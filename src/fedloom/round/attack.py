@@ -1,4 +1,4 @@
-"""Bad clients, for trying what a method does with them: their messages are spoilt on the way."""
+"""Simulated bad clients, to see how a method copes: their messages are corrupted on the way."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Round:
 
 
 class Clients:
-    """Everybody's side of the line. `weigh` gives the weights n_k of clients' data."""
+    """The clients' side of the line. `weigh` gives the weights n_k of clients' data."""
 
     def __init__(
         self,

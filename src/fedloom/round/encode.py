@@ -1,4 +1,4 @@
-"""How messages are written: an encoding is a choice of the run, not of the method.
+"""Message encodings: a choice of the run, not of the method.
 
 An encoding turns the values of a message into the arrays that travel, and back. What a message
 costs is what those arrays take. `fp16` rounds both ways; `int8` and `topk` compress what clients

@@ -1,5 +1,5 @@
-"""The way from one side to the other: messages are written, counted, spoilt if the run asks for
-that, read, and looked at before they are let in.
+"""The way from one side to the other: messages are encoded, counted, corrupted if the run asks for
+that, decoded, and checked before they are accepted.
 
 This is the one place through which everything passes, whatever the method. Bytes are those of the
 arrays that travel.
@@ -79,8 +79,8 @@ class Post:
     def __post_init__(self) -> None:
         if self.nodes and self.encoding.changes and not self.encoding.whole:
             raise FedloomError(
-                "This encoding sends changes of a model that both sides know, and here every "
-                "client has a model of its own. Use --encode fp16 or int8."
+                "This encoding sends changes relative to a model that both sides know, but here "
+                "every client has its own model. Use --encode fp16 or int8."
             )
         # What an encoding lost of a client's messages: its own, and added to the next one.
         self.lost = Population(self.plan.columns, self.plan.sections.layout.dtype)
@@ -182,7 +182,7 @@ class Post:
         return replace(sent, model=model, values=values), sizes
 
     def let_in(self, arrived: Arrived, starts: Tensor) -> Arrived:
-        """Messages to a server that pass the door."""
+        """Messages to a server that pass the check."""
         origin = torch.zeros_like(starts) if self.gradients else starts
         refused = self.screen.look(arrived.sent, origin)
         if not refused:

@@ -1,4 +1,4 @@
-"""The door: every message is looked at where it comes in, before anything is made of it.
+"""The check at the door: every message is validated on arrival, before it is used.
 
 Names, shapes and types are checked by who makes a `Sent`; here its values are: finite, and, if the
 run asks for it, a change of a size that is usual in this round.
@@ -22,7 +22,7 @@ SCREENS = "none | norm:SIZE | norm:TIMESx (relative to the round's median)"
 
 @dataclass(frozen=True)
 class Refusal:
-    """A message that was not let in, and why."""
+    """A message that was refused, and why."""
 
     client: int
     reason: str

@@ -1,8 +1,7 @@
 """The server side: the shared columns of the model, named state, and memory of what was sent.
 
-It knows what it keeps and what it is sent, never a client's data, private columns or state. Where
-there is no server, this is the place where nodes meet: what it combines is what they tell each
-other.
+It knows what it keeps and what it is sent, never a client's data, private columns or state. Without
+a server, this stands for the nodes' meetings: it combines what they tell each other.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Opening:
 
 
 class Server:
-    """The other side of the line."""
+    """The server's side of the line."""
 
     def __init__(
         self, mix: Mix, layout: Layout, columns: Columns, initial: Tensor, sizes: Sizes,
@@ -198,7 +197,7 @@ class Server:
             if undeclared:
                 raise FedloomError(
                     f"{name} keeps '{undeclared[0]}' without declaring it: add it to its "
-                    f"`{word}`, so that checkpoints and deployment know of it."
+                    f"`{word}`, so that checkpoints include it."
                 )
         made = {"shared": (mixed.shared, self.model.shape)}
         if mixed.rows is not None:

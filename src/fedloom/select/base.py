@@ -111,7 +111,7 @@ class Select:
 
 @dataclass(frozen=True)
 class Whole(Select):
-    """Everybody trains everything."""
+    """All clients train the whole model."""
 
     follows = True
 

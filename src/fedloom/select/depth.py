@@ -74,7 +74,7 @@ class Prefix(Select):
     def check(self, module: nn.Module, shape: tuple[int, int, int], capacity: float) -> None:
         if not isinstance(module, Exits):
             raise FedloomError(
-                f"{type(module).__name__} has no classifiers behind its blocks, which depthfl "
-                "trains. Use --model conv4, resnet18 or resnet34, or a model of your own made with "
+                f"{type(module).__name__} has no classifiers after its blocks, which depthfl "
+                "trains. Use --model conv4, resnet18 or resnet34, or your own model made with "
                 "fedloom.models.exits.Exits."
             )

@@ -94,9 +94,9 @@ class _Watch(TorchFunctionMode):
         tap = self._taps.get(number)
         if tap is not None and name_of(func) != tap.name:
             raise FedloomError(
-                f"{type(self._module).__name__} takes another way through its forward() with other "
-                "samples, so its activations can't be compared. Choose a method that does not look "
-                "at them, or write forward() without conditions."
+                f"{type(self._module).__name__} takes a different path through forward() for "
+                "different samples, so its activations can't be compared. Choose a method that "
+                "does not look at them, or write forward() without branches on data."
             )
         if number in self._pools:
             self._waiting[self._pools[number].call] = func, args, kwargs

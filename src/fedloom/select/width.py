@@ -1,7 +1,7 @@
 """Selectors of width: a share r of the channels of every hidden layer.
 
-They differ in nothing but which ones: the first, random ones, a window that moves, those that the
-client's own data activate most, or those whose gradient is largest on similar public data.
+They differ only in which channels they take: the first, random ones, a moving window, those that
+the client's own data activates most, or those with the largest gradient on similar public data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How alike two networks are: by what they answer to the same inputs, or by their weights.
+"""How similar two networks are: by their activations on the same inputs, or by their weights.
 
     from fedloom.similarity import CKA, RBF, similarity, similarity_matrix
 

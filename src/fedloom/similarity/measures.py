@@ -154,8 +154,8 @@ class HSIC(Measure):
 
 @dataclass(frozen=True)
 class CKA(HSIC):
-    """HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)) (eq. 4-10). A representation that is the same for all
-    samples is like nothing: 0."""
+    """HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)) (eq. 4-10). A representation that is constant over
+    the samples has similarity 0 to everything."""
 
     def scaled(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         return _cosine(products, rows, columns)
@@ -229,7 +229,7 @@ def measure_named(name: str, kernel: Kernel | str | None = None, debiased: bool 
     if kernel not in (None, Linear()) or debiased:
         what = "a kernel" if kernel not in (None, Linear()) else "a debiased form"
         raise FedloomError(
-            f"'{name}' has no use for {what}: that is for {', '.join(sorted(_with_kernel()))}."
+            f"'{name}' does not take {what}: that is for {', '.join(sorted(_with_kernel()))}."
         )
     return cls()
 

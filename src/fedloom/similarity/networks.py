@@ -34,7 +34,7 @@ def similarity(
     layers_b: Sequence[str] | None = None,
     batch: int = BATCH,
 ) -> float:
-    """How alike two networks are on these inputs; on their weights for `cosine` and `pearson`.
+    """How similar two networks are on these inputs, or by their weights for `cosine` and `pearson`.
 
     `layers` names the layers of both (all with weights, unless given); networks of different make
     need those of the second too, in the corresponding order. Layers may differ in width, but not

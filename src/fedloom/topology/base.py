@@ -1,5 +1,5 @@
-"""The contract of a topology: who is there this round, and who can talk to whom, one meeting after
-another.
+"""The contract of a topology: who is present this round, and who can talk to whom, in order of
+time.
 
 A topology is a pure function of (round, stream): it keeps no history, so that resuming needs no
 saved state. `stream(purpose)` is random by round; `stream(purpose, round=0)` is the same in every

@@ -1,4 +1,4 @@
-"""What goes wrong among nodes: they fail and come back, messages are lost or late."""
+"""Faults among nodes: nodes fail and come back, messages are lost or late."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fedloom.topology.network import Described, options, read
 
 
 class Faults(Described):
-    """Chances of faults, all drawn from streams named by the round. What was lost is sent again if
-    the two meet at a later step of the round."""
+    """Probabilities of faults, drawn from streams named by the round. A lost message is sent again
+    if the two nodes meet at a later step of the round."""
 
-    fail: float = Field(0, ge=0, le=1, description="chance that a node fails in a round")
-    back: float = Field(0.5, gt=0, le=1, description="chance that a failed node comes back")
+    fail: float = Field(0, ge=0, le=1, description="probability that a node fails in a round")
+    back: float = Field(0.5, gt=0, le=1, description=("probability that a failed node comes back"))
     state: Literal["kept", "lost"] = Field(
-        "kept", description="whether a node comes back with its model and what it knew"
+        "kept", description="whether a node comes back with its state"
     )
-    loss: float = Field(0, ge=0, le=1, description="chance that a message is lost")
-    late: int = Field(0, ge=0, description="most rounds that a message is late, from 0 evenly")
+    loss: float = Field(0, ge=0, le=1, description="probability that a message is lost")
+    late: int = Field(0, ge=0, description=("maximum delay of a message in rounds, uniform from 0"))
 
     @staticmethod
     def parse(text: str) -> Faults:

@@ -64,11 +64,11 @@ class Network(Described):
 
 
 class Fixed(Network):
-    """A network that stands still: its links are there at each of `hops` steps of a round, so that
-    what one node tells can come that far within the round, where it is passed on."""
+    """A static network: its links are up at each of `hops` steps of a round, so that a relayed
+    message can travel that many hops within the round."""
 
     hops: int = Field(
-        1, ge=1, le=10**6, description="steps of a round, in each of which all linked nodes meet"
+        1, ge=1, le=10**6, description=("steps per round, in each of which all linked nodes meet")
     )
 
     def meetings(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
@@ -112,10 +112,10 @@ class Grid(Fixed):
     """Nodes in rows of `width`, each linked to the next ones right and below."""
 
     name = "grid"
-    about = "rows of nodes, linked to the sides"
+    about = "rows of nodes, each linked to its neighbours"
     argument = "width"
 
-    width: int | None = Field(None, ge=1, description="nodes in a row; none: a square")
+    width: int | None = Field(None, ge=1, description="nodes per row; none: a square")
 
     def _width(self, nodes: int) -> int:
         return self.width or int(np.ceil(np.sqrt(nodes)))
@@ -138,10 +138,10 @@ class ErdosRenyi(Fixed):
     """Every pair is linked with the same chance, drawn once for the run."""
 
     name = "erdos-renyi"
-    about = "every pair with the same chance"
+    about = "every pair with the same probability"
     argument = "chance"
 
-    chance: float = Field(0.1, ge=0, le=1, description="chance of a link")
+    chance: float = Field(0.1, ge=0, le=1, description="probability of a link")
 
     def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
         every = np.stack(np.triu_indices(nodes, 1), axis=1)
@@ -149,14 +149,14 @@ class ErdosRenyi(Fixed):
 
 
 class WattsStrogatz(Fixed):
-    """A small world: a ring of near neighbours with some links led elsewhere."""
+    """A small world: a ring of near neighbours with some links rewired."""
 
     name = "watts-strogatz"
-    about = "a ring of near neighbours, some links led elsewhere"
+    about = "a ring of near neighbours with some links rewired"
     argument = "near"
 
-    near: int = Field(4, ge=2, description="neighbours of a node on the ring")
-    chance: float = Field(0.1, ge=0, le=1, description="chance that a link is led elsewhere")
+    near: int = Field(4, ge=2, description="neighbours per node on the ring")
+    chance: float = Field(0.1, ge=0, le=1, description="probability that a link is rewired")
 
     def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
         import networkx
@@ -177,7 +177,7 @@ class WattsStrogatz(Fixed):
 
 
 class FromFile(Network):
-    """A network that stands in a file."""
+    """A network read from a file."""
 
     argument = "file"
 

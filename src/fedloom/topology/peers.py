@@ -1,4 +1,4 @@
-"""Nodes without a server: a network, what goes wrong in it, and who trains when."""
+"""Nodes without a server: a network, its faults, and who trains when."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def network(text: str) -> Network:
 class Peers(Topology):
     """Nodes that exchange models with those they meet in the round, one meeting after another.
 
-    In the first `self_training` rounds everybody trains alone; with `alone` off, a node that meets
-    nobody in a round does not train in it. Participation below one lets only some nodes, drawn
-    anew every round, train and talk. A late message waits for a receiver that does not take part
-    in the round in which it arrives, until that one does.
+    In the first `self_training` rounds all nodes train on their own; with `alone` off, a node that
+    meets nobody in a round does not train in it. Participation below one lets only some nodes,
+    drawn anew every round, train and talk. A late message waits for a receiver that does not take
+    part in the round in which it arrives, until that one does.
     """
 
     network: Network = field(default_factory=lambda: network(Waypoint.name))

@@ -1,4 +1,4 @@
-"""What a topology does: who met whom how often, counted for a round or for many."""
+"""Contact statistics of a topology, for one round or many."""
 
 from __future__ import annotations
 

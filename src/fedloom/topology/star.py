@@ -1,4 +1,5 @@
-"""A server and its participants: the classic star, and its limit where the data moves instead."""
+"""A server and its participants: the classic star, and its limiting case in which the data is
+pooled."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class Star(Topology):
 
 @dataclass(frozen=True)
 class DrawnBy(Star):
-    """Participants drawn by a fact of the clients: so many of each `capacity`, as there are of
-    them, or with a chance that grows with their `samples` or `speed`."""
+    """Participants drawn by a fact of the clients: stratified by `capacity`, or with a probability
+    proportional to their `samples` or `speed`."""
 
     by: Literal["capacity", "samples", "speed"] = "capacity"
 

@@ -20,10 +20,10 @@ class Trace(FromFile):
     again. Nodes are as in `numbered`."""
 
     name = "trace"
-    about = "contacts from a CSV file: time,node,node; begins again at its end"
+    about = "contacts from a CSV file: time,node,node; repeated at its end"
 
     file: str = Field(description="CSV file with a time and two nodes in a line")
-    every: float = Field(1, gt=0, description="time that a round takes, in the file's unit")
+    every: float = Field(1, gt=0, description="duration of a round, in the file's unit")
 
     def edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
         return pairs(self.meetings(round, nodes, stream)[:, 1:], nodes)

@@ -1,9 +1,9 @@
-"""Random waypoint: nodes that walk to places drawn at random, and meet whom they come near.
+"""Random waypoint: nodes move to random places and meet the nodes they come near.
 
 A node draws a destination in a square, walks there at a speed of its own, pauses, and draws the
 next one. Its way follows from the seed alone, so where everybody is in any round can be worked out
-without the rounds before. Nodes start as if they had walked for ever: spread evenly and all setting
-out at once, they would crowd in the middle only later, and rounds would not be alike.
+without the rounds before. Nodes start in the stationary distribution of the walk: started
+uniformly, they would drift towards the middle, and early rounds would differ from late ones.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Waypoint(Network):
     range: float = Field(100, gt=0, le=1e13, description="distance at which two nodes can talk")
     slowest: float = Field(3, gt=0, description="lowest speed, in distance per step")
     fastest: float = Field(7, gt=0, description="highest speed, in distance per step")
-    pause: float = Field(10, ge=0, description="steps that a node rests where it arrives")
-    steps: int = Field(10, ge=1, description="steps of movement in a round")
+    pause: float = Field(10, ge=0, description="pause at each destination, in steps")
+    steps: int = Field(10, ge=1, description="steps of movement per round")
 
     @model_validator(mode="after")
     def _speeds(self) -> Waypoint:

@@ -85,7 +85,7 @@ def partition(
 
 
 def names_rows(spec: str | Partition) -> bool:
-    """Whether a partition says itself who holds which row."""
+    """Whether a partition itself assigns rows to clients."""
     return isinstance(spec, Partition) or _PARTITIONERS[parse(spec)[0]].names_rows
 
 

@@ -21,7 +21,7 @@ def deal(spec: Spec, dealing: Dealing) -> Partition:
 
 PARTITIONER = Partitioner(
     "by:COLUMN",
-    "every value of a column of the data is a client, under that name",
+    "every value of a column is a client, under that name",
     deal,
     argument="COLUMN",
     names_rows=True,

@@ -86,8 +86,8 @@ def counts(shares: npt.NDArray[np.float64], total: int, least: int = 0) -> IntAr
     whole = shares.sum()
     if not 0 < whole < np.inf:
         raise FedloomError(
-            "This partition is too extreme to be worked out: its shares overflow. Give a number "
-            "nearer to 1."
+            "This partition is too extreme to compute: its shares overflow. Use a value closer "
+            "to 1."
         )
     free = total - least * len(shares)
     cuts = np.rint(np.cumsum(shares / whole) * free).astype(np.int64)

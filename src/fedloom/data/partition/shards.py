@@ -30,5 +30,8 @@ def deal(spec: Spec, dealing: Dealing) -> Partition:
 
 
 PARTITIONER = Partitioner(
-    "shards:K", "sorted by label and cut up, K random pieces each", deal, argument="K"
+    "shards:K",
+    "data sorted by label and cut into pieces, K random pieces per client",
+    deal,
+    argument="K",
 )

@@ -312,7 +312,7 @@ def distinct(ids: np.ndarray) -> tuple[tuple[str, ...], IntArray]:
 
 def _text(value: Any) -> str:
     if value is None or value != value or (text := str(value).strip()) == "":
-        raise FedloomError("Some rows say no client. Give every row one, or leave those rows out.")
+        raise FedloomError("Some rows have no client. Give every row a client, or drop those rows.")
     return text
 
 

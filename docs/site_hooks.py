@@ -1,0 +1,47 @@
+"""Hooks of the documentation site (`mkdocs.yml`): equations as MathML, and nothing from elsewhere.
+
+Browsers draw MathML themselves, so pages need no script and no fonts for equations. After a build,
+all pages are searched for scripts, styles and pictures of other sites: the site must open offline.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+_MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
+_ELSEWHERE = re.compile(
+    r"""<(?:script|img|iframe)[^>]*\ssrc=["']?(?:https?:)?//[^"'\s>]+"""
+    r"""|<link[^>]*rel=["']?(?:stylesheet|preconnect|preload)[^>]*href=["']?(?:https?:)?//[^"'\s>]+"""
+    r"""|@import\s+url\(["']?(?:https?:)?//[^"')]+""",
+)
+
+
+def as_mathml(page: str) -> str:
+    """The page with its equations, written in LaTeX, as MathML."""
+    from latex2mathml.converter import convert
+
+    def drawn(found: re.Match[str]) -> str:
+        display = "block" if found[2] == "[" else "inline"
+        return convert(html.unescape(found[3]).strip(), display=display)
+
+    return _MATH.sub(drawn, page)
+
+
+def fetched(page: str) -> list[str]:
+    """What a page would load from other sites."""
+    return _ELSEWHERE.findall(page)
+
+
+def on_page_content(page: str, **_: Any) -> str:
+    return as_mathml(page)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    from mkdocs.exceptions import PluginError
+
+    for file in Path(config["site_dir"]).rglob("*.html"):
+        if found := fetched(file.read_text(encoding="utf-8")):
+            raise PluginError(f"{file.name} loads {found[0]}: the site must open offline.")
