@@ -1,7 +1,7 @@
 """The contract of an engine: the same local work on many clients, whoever runs it.
 
-An engine gets a `Task` (what all clients do this round), the clients and the rows they start from,
-and returns the rows they end with, in the order of the clients. It knows nothing of methods'
+An engine gets an `Order` (what all clients do this round), the clients and the rows they start
+from, and returns the rows they end with, as the clients are listed. It knows nothing of methods'
 names, servers, files or time. Results must not depend on the number of workers: every client's work
 is a function of its names, and what is summed is summed in a fixed order.
 """
@@ -67,7 +67,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Task:
+class Order:
     """The local work of one round. `data` maps the rule's parts to other parts than their own."""
 
     rule: LocalRule
@@ -182,13 +182,15 @@ class Engine(ABC):
 
     @abstractmethod
     def train_each(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         """Train each client from its row; rows may be one row expanded."""
 
-    def train(self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None) -> Trained:
+    def train(
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+    ) -> Trained:
         """The same, side by side."""
-        return Trained.of(self.train_each(task, clients, rows, lasts))
+        return Trained.of(self.train_each(order, clients, rows, lasts))
 
     @abstractmethod
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
@@ -299,7 +301,7 @@ class OneProcess(Engine):
 
     @abstractmethod
     def train_job(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         """Train the clients of one job."""
 
@@ -308,13 +310,13 @@ class OneProcess(Engine):
         """Score the blocks of one job."""
 
     def train_each(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         done: dict[int, Done] = {}
-        for job in training_jobs(type(self), self.setting, task, clients):
+        for job in training_jobs(type(self), self.setting, order, clients):
             some = rows[:1].expand(len(job), -1) if same_row(rows) else rows[job]
             known = [lasts[i] for i in job] if lasts else None
-            done.update(zip(job, self.train_job(task, clients[job], some, known), strict=True))
+            done.update(zip(job, self.train_job(order, clients[job], some, known), strict=True))
         return [done[i] for i in range(len(clients))]
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
@@ -326,13 +328,13 @@ class OneProcess(Engine):
 
 
 def training_jobs(
-    kind: type[OneProcess], setting: Setting, task: Task, clients: np.ndarray
+    kind: type[OneProcess], setting: Setting, order: Order, clients: np.ndarray
 ) -> list[list[int]]:
     """The positions of the clients that are trained together."""
     if not len(clients):
         return []
-    sizes = [work(setting, task, int(c)) for c in clients]
-    samples = task.budget.batch or float(np.mean(sizes))
+    sizes = [work(setting, order, int(c)) for c in clients]
+    samples = order.budget.batch or float(np.mean(sizes))
     return kind.cut(setting, sizes, samples)
 
 
@@ -346,13 +348,13 @@ def scoring_jobs(
     return kind.cut(setting, sizes, min(float(np.mean(sizes)), SCORE_BATCH))
 
 
-def work(setting: Setting, task: Task, client: int) -> float:
+def work(setting: Setting, order: Order, client: int) -> float:
     """About how long a client trains: by its samples, and by the model that it can train."""
     if setting.pools:
         return 1.0
     federation = setting.federation
-    parts = [part for part in task.rule.parts if part != "public"]  # all have as much of that
-    size = sum(federation.size(client, task.data.get(p, p)) for p in parts)
+    parts = [part for part in order.rule.parts if part != "public"]  # all have as much of that
+    size = sum(federation.size(client, order.data.get(p, p)) for p in parts)
     return size * float(setting.capacities[client]) ** 2
 
 

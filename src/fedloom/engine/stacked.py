@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedloom.engine.base import Block, Done, Lasts, OneProcess, Scored, Setting, Task, same_row
+from fedloom.engine.base import Block, Done, Lasts, OneProcess, Order, Scored, Setting, same_row
 from fedloom.engine.batches import Shelf
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.engine.worker import Job, Worker, cells_and_losses
@@ -104,14 +104,16 @@ class Stacked(OneProcess):
         return out
 
     def train_job(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         with telling_memory(f"training {len(clients)} clients at once (--engine serial does less)"):
-            return self._train_job(task, clients, rows, lasts)
+            return self._train_job(order, clients, rows, lasts)
 
-    def _train_job(self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts) -> list[Done]:
+    def _train_job(
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts
+    ) -> list[Done]:
         given = zip(clients, rows, lasts or [None] * len(clients), strict=True)
-        jobs = [self._worker.prepare(task, int(c), row, last) for c, row, last in given]
+        jobs = [self._worker.prepare(order, int(c), row, last) for c, row, last in given]
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for i, job in enumerate(jobs):
             groups[None if job.selection is None else job.selection.shape].append(i)
@@ -121,7 +123,7 @@ class Stacked(OneProcess):
             most = max(_AT_ONCE // jobs[members[0]].start.numel(), 1)
             for at in range(0, len(members), most):
                 some = members[at : at + most]
-                results = self._train_stack(task, [jobs[i] for i in some])
+                results = self._train_stack(order, [jobs[i] for i in some])
                 done.update(zip(some, results, strict=True))
         return [done[i] for i in range(len(jobs))]
 
@@ -138,10 +140,10 @@ class Stacked(OneProcess):
             for scored in self._score_stack(rows, blocks[at : at + most])
         ]
 
-    def _train_stack(self, task: Task, jobs: list[Job]) -> list[Done]:
+    def _train_stack(self, order: Order, jobs: list[Job]) -> list[Done]:
         """Train clients whose models have one shape, sorted by their number of steps."""
         started = time.perf_counter()
-        rule, optimiser = task.rule.at(task.round), task.optimiser
+        rule, optimiser = order.rule.at(order.round), order.optimiser
         device = self.setting.device
         resident = self._worker.resident(jobs[0].selection)
         if rule.differentiates and has_tracked_norm(resident.module):
@@ -155,9 +157,9 @@ class Stacked(OneProcess):
         gradient = self._gradient(rule, resident)
         reader = _Reader(jobs, rule.parts)
         lengths = np.array([len(job.steps) for job in jobs])
-        me = self._contexts(task, rule, jobs, rows.clone(), moved)
+        me = self._contexts(order, rule, jobs, rows.clone(), moved)
         grad = torch.zeros_like(rows[:, :moved])
-        memory = self._worker.optimiser_memory(task, jobs, rows[:, :moved])
+        memory = self._worker.optimiser_memory(order, jobs, rows[:, :moved])
         losses, seen = torch.zeros(len(jobs), device=device), np.zeros(len(jobs), dtype=np.int64)
         pads = not has_batch_norm(resident.module) and not rule.narrows
         for step in range(int(lengths.max(initial=0))):
@@ -172,7 +174,7 @@ class Stacked(OneProcess):
                     loss = torch.zeros(active, device=device)
                     for some in reader.alike(step, active):
                         mine, found, first = rows[some], grad[some], jobs[some[0]]
-                        narrow = self._worker.narrower(task, first.selection, first.widths[step])
+                        narrow = self._worker.narrower(order, first.selection, first.widths[step])
                         data = reader.batch(step, some)
                         loss[some] = gradient(mine, data, _some(me, some), found, narrow)
                         rows[some], grad[some] = mine, found  # batch norm moves its statistics
@@ -186,27 +188,27 @@ class Stacked(OneProcess):
         each = (time.perf_counter() - started) / len(jobs)
         out = []
         for i, job in enumerate(jobs):
-            back = self._finished(task, job, rule, rows[i], grad[i])
+            back = self._finished(order, job, rule, rows[i], grad[i])
             past = {name: value[i] for name, value in memory.items()}
             job.seconds["train"] = each
-            done = self._worker.hand_back(task, job, back, past, float(losses[i]), int(seen[i]))
+            done = self._worker.hand_back(order, job, back, past, float(losses[i]), int(seen[i]))
             out.append(done)
         return out
 
-    def _finished(self, task: Task, job: Job, rule: LocalRule, row: Tensor, grad: Tensor) -> Back:
+    def _finished(self, order: Order, job: Job, rule: LocalRule, row: Tensor, grad: Tensor) -> Back:
         if type(rule).finish is LocalRule.finish:
             return Back(row)
         start = job.start[: len(grad)].to(row.device)
-        me = self._worker.context(task, job, rule, start)
+        me = self._worker.context(order, job, rule, start)
         me = replace(me, logits=partial(self._worker.answers, job.selection, row))
         with torch.no_grad():
             return rule.finish(me, row, grad)
 
     def _contexts(
-        self, task: Task, rule: LocalRule, jobs: list[Job], starts: Tensor, moved: int
+        self, order: Order, rule: LocalRule, jobs: list[Job], starts: Tensor, moved: int
     ) -> Context:
         """The contexts of all, as one with a first axis of clients."""
-        first = self._worker.context(task, jobs[0], rule, starts[0, :moved])
+        first = self._worker.context(order, jobs[0], rule, starts[0, :moved])
         values = {
             name: torch.stack([job.values[name] for job in jobs]).to(starts.device)
             for name in (*rule.told, *rule.keeps)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedloom.adapt import Adapt
-from fedloom.engine import Engine, Scored, Task, Trained
+from fedloom.engine import Engine, Order, Scored, Trained
 from fedloom.engine.base import Held, same_row
 from fedloom.experiment.setup import Experiment
 from fedloom.local import Budget, LocalRule, Optimiser
@@ -52,8 +52,8 @@ class Adapting:
         optimiser = self.optimiser if self.adapt.lr is None else Optimiser(self.adapt.lr)
         budget = replace(self.budget, epochs=self.adapt.epochs, steps=None, support_first=False)
         data = dict.fromkeys(rule.parts, self.learns)
-        task = Task(rule, budget, optimiser, self.round, data=data)
-        return engine.train(task, clients, rows)
+        order = Order(rule, budget, optimiser, self.round, data=data)
+        return engine.train(order, clients, rows)
 
     def best(self, engine: Engine, clients: np.ndarray, tried: Tensor) -> np.ndarray:
         """For each client, which of the rows adapts best to its data: the one whose mean loss is
