@@ -24,6 +24,7 @@ from fedloom.kinds import Sections
 from fedloom.layout import Layout
 from fedloom.local import Budget, LocalRule, Optimiser
 from fedloom.select import Channels, Last, Select, Whole
+from fedloom.tasks import Kept, Sums, Task
 
 #: what each client last sent, for selectors that ask
 Lasts = Sequence[Last | None] | None
@@ -55,6 +56,10 @@ class Setting:
     precision: str = "fp32"
     kernels: str = "torch"  # or the instruction set that fedloom's own are for
     threads: int = 1
+
+    @property
+    def task(self) -> Task:
+        return self.dataset.task
 
     @property
     def row_width(self) -> int:
@@ -140,11 +145,48 @@ class Trained:
 
 @dataclass(frozen=True)
 class Scored:
-    """Per client (or row): the confusion matrix (true × predicted) and the summed loss."""
+    """Per client (or row), what the task has counted: the summed loss, and what its measures are
+    made of (of classes, the confusion matrix, true × predicted)."""
 
-    confusion: np.ndarray
-    loss: np.ndarray
+    sums: Sums
+    kept: Kept | None = None  # what a measure needs of every sample
     probabilities: np.ndarray | None = None  # per sample, where a block asks for them
+
+    @property
+    def loss(self) -> np.ndarray:
+        return self.sums["loss"]
+
+    @property
+    def confusion(self) -> np.ndarray:
+        return self.sums["confusion"]
+
+
+class Tally:
+    """Adds up what a task counts, batch by batch, for the clients of a block."""
+
+    def __init__(self, task: Task, clients: int) -> None:
+        self._task, self._clients = task, clients
+        self._sums = task.nothing(clients)
+        self._kept: list[Kept] = []
+
+    def add(self, outputs: Tensor, y: Tensor, who: np.ndarray) -> None:
+        """Outputs for some samples, their labels, and which clients they belong to."""
+        for name, values in self._task.count(outputs, y, who, self._clients).items():
+            self._sums[name] += values
+        kept = self._task.keep(outputs, y)
+        if kept is not None:
+            self._kept.append(Kept(who, kept))
+
+    def scored(self, probabilities: np.ndarray | None = None) -> Scored:
+        return Scored(self._sums, joined(self._kept), probabilities)
+
+
+def joined(parts: Sequence[Kept]) -> Kept | None:
+    """What was kept of samples, one part behind the other."""
+    if not parts:
+        return None
+    owner, values = ([getattr(part, name) for part in parts] for name in ("owner", "values"))
+    return Kept(np.concatenate(owner), np.concatenate(values))
 
 
 @dataclass(frozen=True)
@@ -179,6 +221,10 @@ class Engine(ABC):
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
+
+    @property
+    def task(self) -> Task:
+        return self.setting.task
 
     @abstractmethod
     def train_each(
@@ -246,8 +292,8 @@ class Engine(ABC):
         blocks = [replace(b, row=k, probabilities=True) for k in range(len(rows)) for b in cut]
         scored = self.run_blocks(rows, blocks)
         classes = self.setting.dataset.n_classes
-        confusion = np.zeros((len(clients), classes, classes), dtype=np.int64)
-        loss = np.zeros(len(clients))
+        sums = self.task.nothing(len(clients))
+        kept: list[Kept] = []
         for i, block in enumerate(cut):
             votes, mean = np.zeros((2, len(block.indices), classes))
             for found in scored[i :: len(cut)]:
@@ -255,9 +301,12 @@ class Engine(ABC):
                 votes[np.arange(len(votes)), found.probabilities.argmax(1)] += 1
                 mean += found.probabilities / len(rows)
             y, owner = self.setting.dataset.y[block.indices], block.who[block.owner]
-            np.add.at(confusion, (owner, y, (votes + mean / 2).argmax(1)), 1)
-            np.add.at(loss, owner, -np.log(np.maximum(mean[np.arange(len(y)), y], 1e-30)))
-        return Scored(confusion, loss)
+            np.add.at(sums["confusion"], (owner, y, (votes + mean / 2).argmax(1)), 1)
+            chances = np.log(np.maximum(mean, 1e-30))
+            np.add.at(sums["loss"], owner, -chances[np.arange(len(y)), y])
+            found_each = self.task.keep(torch.from_numpy(chances), torch.from_numpy(y))
+            kept += [] if found_each is None else [Kept(owner, found_each)]
+        return Scored(sums, joined(kept))
 
     def close(self) -> None:
         """Let go of workers, if there are any."""
@@ -280,13 +329,14 @@ class Engine(ABC):
             yield Block(row, common, indices[at : at + size], local, who[some], calibrate)
 
     def _gather(self, rows: Tensor, blocks: list[Block], count: int) -> Scored:
-        classes = self.setting.dataset.n_classes
-        confusion = np.zeros((count, classes, classes), dtype=np.int64)
-        loss = np.zeros(count)
+        sums = self.task.nothing(count)
+        kept: list[Kept] = []
         for block, scored in zip(blocks, self.run_blocks(rows, blocks), strict=True):
-            confusion[block.who] += scored.confusion
-            loss[block.who] += scored.loss
-        return Scored(confusion, loss)
+            for name, values in scored.sums.items():
+                sums[name][block.who] += values
+            if scored.kept is not None:
+                kept.append(Kept(block.who[scored.kept.owner], scored.kept.values))
+        return Scored(sums, joined(kept))
 
 
 class OneProcess(Engine):

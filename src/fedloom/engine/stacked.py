@@ -22,13 +22,24 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedloom.engine.base import Block, Done, Lasts, OneProcess, Order, Scored, Setting, same_row
+from fedloom.engine.base import (
+    Block,
+    Done,
+    Lasts,
+    OneProcess,
+    Order,
+    Scored,
+    Setting,
+    Tally,
+    same_row,
+)
 from fedloom.engine.batches import Shelf
 from fedloom.engine.resident import Narrower, Resident
-from fedloom.engine.worker import Job, Worker, cells_and_losses
+from fedloom.engine.worker import Job, Worker
 from fedloom.errors import FedloomError, telling_memory
 from fedloom.local.rule import Back, Batch, Context, LocalRule, Params, counted
 from fedloom.models.norm import StaticBatchNorm2d, has_batch_norm, has_tracked_norm
+from fedloom.tasks import Task
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
 _STEP = 2**21  # multiplications of a stack's step below which its overhead shows
@@ -225,7 +236,7 @@ class Stacked(OneProcess):
 
     def _gradient(self, rule: LocalRule, resident: Resident) -> Gradient:
         """Gradients of a stack, by `vmap`."""
-        layout = resident.layout
+        layout, task = resident.layout, self.setting.task
         buffers = [e for e in layout.entries if e.kind == "buffer"]
 
         def one(
@@ -241,7 +252,7 @@ class Stacked(OneProcess):
             moving = {e.name: _own(e.view(row), e.dtype) for e in buffers}
 
             net = _Net(resident, {**rest, **moving}, narrower)
-            batches = {part: _weighed(*values) for part, values in data.items()}
+            batches = {part: _weighed(task, *values) for part, values in data.items()}
             # Under vmap some layers can't take channels-last kernels.
             params = {name: p.contiguous() for name, p in layout.tensors(weights).items()}
             loss = rule.objective(net, params, batches, replace(me, **seen))
@@ -278,7 +289,7 @@ class Stacked(OneProcess):
 
     def _score_stack(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         """Blocks of different rows, each on its own model, in one go."""
-        worker, classes = self._worker, self.setting.dataset.n_classes
+        worker, task = self._worker, self.setting.task
         resident = worker.resident(None)
         resident.module.eval()
         layout, device = resident.layout, self.setting.device
@@ -290,8 +301,7 @@ class Stacked(OneProcess):
             return functional_call(resident.module, tensors, (x,))
 
         size = max(len(block.indices) for block in blocks)
-        out = [Scored(np.zeros((len(b.who), classes, classes), np.int64), np.zeros(len(b.who)))
-               for b in blocks]  # fmt: skip
+        out = [Tally(task, len(block.who)) for block in blocks]
         for at in range(0, size, 256):
             parts = [worker.source(b).batch(b.indices[at : at + 256]) for b in blocks]
             x, y, _ = _pad(parts)
@@ -299,11 +309,9 @@ class Stacked(OneProcess):
                 logits = vmap(forward)(state, x).float()
             for i, (block, part) in enumerate(zip(blocks, parts, strict=True)):
                 n = len(part.y)
-                cells, losses = cells_and_losses(logits[i, :n], y[i, :n], classes)
-                who = block.owner[at : at + 256]
-                np.add.at(out[i].confusion.reshape(-1), who * classes * classes + cells, 1)
-                np.add.at(out[i].loss, who, losses)
-        return out
+                if n:
+                    out[i].add(logits[i, :n], y[i, :n], block.owner[at : at + 256])
+        return [tally.scored() for tally in out]
 
 
 def _all_at_once(
@@ -328,10 +336,18 @@ def _each_alone(
 
 
 def _weighed(
-    x: Tensor, y: Tensor, weight: Tensor | None, held: Tensor | None, at: Tensor | None
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    held: Tensor | None,
+    at: Tensor | None,
 ) -> Batch:
     """A batch whose samples have weights: rules have one way to a loss under `vmap`."""
-    return Batch(x, y, x.new_ones(y.shape) if weight is None else weight, held, at)
+    samples = y.shape[: y.dim() - task.dims]
+    if weight is None:
+        weight = torch.ones(samples, device=x.device)
+    return Batch(x, y, weight, held, at, task=task)
 
 
 @dataclass(frozen=True)
@@ -460,7 +476,8 @@ class _Reader:
         assert isinstance(shelf, Shelf)  # public images are not looked up here
         images = shelf.source.normalise(x.index_select(0, flat))
         weight = None if real is None else real.to(x.device)
-        return images.unflatten(0, index.shape), y.index_select(0, flat).view(index.shape), weight
+        labels = y.index_select(0, flat).unflatten(0, index.shape)
+        return images.unflatten(0, index.shape), labels, weight
 
 
 def _pad(batches: Sequence[Batch]) -> Stacked3:
@@ -469,7 +486,7 @@ def _pad(batches: Sequence[Batch]) -> Stacked3:
     shape, real = _common(masks)
     first = batches[0]
     x = first.x.new_zeros(len(batches), *shape, *first.x.shape[1:])
-    y = first.y.new_zeros(len(batches), *shape)
+    y = first.y.new_zeros(len(batches), *shape, *first.y.shape[1:])
     for i, (batch, there) in enumerate(zip(batches, masks, strict=True)):
         at = tuple(torch.from_numpy(each).to(x.device) for each in np.nonzero(there))
         x[i][at], y[i][at] = batch.x, batch.y

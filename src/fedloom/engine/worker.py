@@ -15,10 +15,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedloom.data.public import PublicSet
-from fedloom.engine.base import Block, Done, Order, Scored, Setting
+from fedloom.engine.base import Block, Done, Order, Scored, Setting, Tally
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
 from fedloom.engine.kernels import kernels_for, whole_steps
 from fedloom.engine.memory import keep_freed_memory
@@ -82,9 +81,9 @@ class Worker:
         convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
         data, device = setting.dataset, setting.device
         last = convolves and not stacks and self._whole.native is None
-        scale, tokens = (data.mean, data.std), setting.tokens
-        self._train = Source(data.x, data.y, *scale, device, last, tokens)
-        self._test = Source(data.x_test, data.y_test, *scale, device, last, tokens)
+        scale, kind = (data.mean, data.std), (device, last, setting.tokens, setting.task)
+        self._train = Source(data.x, data.y, *scale, *kind)
+        self._test = Source(data.x_test, data.y_test, *scale, *kind)
         self._pool: dict[str, np.ndarray] = {}
 
     def prepare(self, order: Order, client: int, row: Tensor, last: Last | None = None) -> Job:
@@ -156,7 +155,7 @@ class Worker:
         me = self.context(order, job, rule, resident.weights.clone())
         memory = self.optimiser_memory(order, [job], resident.weights.unsqueeze(0))
         memory = {name: value[0] for name, value in memory.items()}
-        if resident.native is not None and job.steps and whole_steps(rule):
+        if resident.native is not None and job.steps and whole_steps(rule, s.task):
             loss_sum, seen, data_seconds = self._native_steps(
                 order, job, rule, resident, me, memory
             )
@@ -390,22 +389,15 @@ class Worker:
             settle(resident.module, self._train.batches(measured_on), self.setting.submodels)
         resident.module.eval()
         source = self.source(block)
-        classes, groups = self.setting.dataset.n_classes, len(block.who)
-        loss = np.zeros(groups)
-        confusion = np.zeros(groups * classes * classes, dtype=np.int64)
+        tally = Tally(self.setting.task, len(block.who))
         kept = []
         with torch.inference_mode(), self.setting.autocast():
             for at in range(0, len(block.indices), SCORE_BATCH):
                 logits, y = self._look(resident, source, block.indices[at : at + SCORE_BATCH])
-                cells, losses = cells_and_losses(logits, y, classes)
+                tally.add(logits, y, block.owner[at : at + SCORE_BATCH])
                 if block.probabilities:
                     kept.append(logits.softmax(-1).double().cpu().numpy())
-                who = block.owner[at : at + SCORE_BATCH]
-                cell = who * classes * classes + cells
-                confusion += np.bincount(cell, minlength=len(confusion))
-                loss += np.bincount(who, weights=losses, minlength=groups)
-        known = np.concatenate(kept) if kept else None
-        return Scored(confusion.reshape(groups, classes, classes), loss, known)
+        return tally.scored(np.concatenate(kept) if kept else None)
 
     def _scored(self, row: Tensor, block: Block) -> tuple[Resident, Tensor]:
         """The network that is scored, and its row."""
@@ -603,9 +595,3 @@ def _seed_torch(seed: int, device: torch.device) -> None:
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
-
-
-def cells_and_losses(logits: Tensor, y: Tensor, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per sample: its cell of the confusion matrix, and its loss."""
-    losses = F.cross_entropy(logits, y, reduction="none").double().cpu().numpy()
-    return (y * classes + logits.argmax(-1)).cpu().numpy(), losses

@@ -218,8 +218,8 @@ class Runner:
             if not arrived.left and not self._warned:
                 warnings.warn(
                     f"All messages of round {order.round} were left out, so nothing was combined "
-                    f"in it ({self._called(f'client {first.client}')}: {first.reason}). Lower --lr, "
-                    "or loosen --screen; fedloom show tells if that happens again.",
+                    f"in it ({self._called(f'client {first.client}')}: {first.reason}). Lower "
+                    "--lr, or loosen --screen; fedloom show tells if that happens again.",
                     stacklevel=2,
                 )
                 self._warned = True

@@ -188,9 +188,8 @@ class Clients:
         if self._validates is None:
             return None
         models = self.plan.sections.model(done.rows)
-        confusion = self.engine.score(done.clients, models, self._validates).confusion
-        with np.errstate(invalid="ignore"):
-            return np.trace(confusion, axis1=1, axis2=2) / confusion.sum((1, 2))
+        scored, task = self.engine.score(done.clients, models, self._validates), self.engine.task
+        return task.scores(scored.sums, scored.kept)[task.primary.name]
 
 
 def _scattered(starts: Tensor, trained: Trained) -> Tensor:
