@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from benchmarks.workloads import Workload, experiment
-from fedloom.engine import Serial, Task
+from fedloom.engine import Order, Serial
 from fedloom.local import SGD, Budget, Optimiser
 from fedloom.select import Ordered
 
@@ -34,9 +34,9 @@ def measure() -> list[dict[str, Any]]:
     for t in range(1, TURNS + 2):
         for r in CAPACITIES:
             client = np.flatnonzero(x.capacities == r)[:1]
-            task = Task(SGD(), Budget(), Optimiser(0.05), t, Ordered())
+            order = Order(SGD(), Budget(), Optimiser(0.05), t, Ordered())
             started = time.perf_counter()
-            (done,) = x.engine.train_each(task, client, x.state.models(client))
+            (done,) = x.engine.train_each(order, client, x.state.models(client))
             if t > 1:  # the first builds the network
                 seconds[r].append(time.perf_counter() - started)
             memory[r], macs[r] = done.memory, done.macs

@@ -91,9 +91,9 @@ def test_rounds_train_on_the_training_part_and_models_adapt_to_the_support(
     run = watched(method, newcomers=2, newcomer_classes=2, **settings)
     trained = [call for call in run.calls if call[0] == "train"]
     assert trained
-    for _, (task, clients, *_), read in trained:
+    for _, (order, clients, *_), read in trained:
         who = range(6) if method == "centralised" else clients
-        part = "test-support" if task.data else "train"
+        part = "test-support" if order.data else "train"
         assert read == samples(run.federation, who, part)
 
 
@@ -123,8 +123,8 @@ def test_a_part_is_chosen_by_the_support_and_scored_on_the_query(watched):
     parts = [words[2] for name, words, _ in run.calls
              if name == "score" and words[0][0] in newcomers]  # fmt: skip
     assert parts == ["test-query"] * 2  # before and after
-    tried = [read for name, (task, clients, *_), read in run.calls
-             if name == "train" and task.data and clients[0] in newcomers]  # fmt: skip
+    tried = [read for name, (order, clients, *_), read in run.calls
+             if name == "train" and order.data and clients[0] in newcomers]  # fmt: skip
     assert len(tried) >= 6  # each private part, chosen by its loss while it adapts
     assert all(read == samples(run.federation, newcomers, "test-support") for read in tried)
     for name, words, read in run.calls:
@@ -190,7 +190,7 @@ def test_norms_are_measured_on_samples_of_all_where_not_on_all_samples():
 class Asked(Engine):
     """An engine that notes by whom norms would be measured, and scores nothing."""
 
-    def train_each(self, task, clients, rows, lasts=None):
+    def train_each(self, order, clients, rows, lasts=None):
         raise NotImplementedError
 
     def run_blocks(self, rows, blocks):

@@ -907,6 +907,11 @@ def data_show(
         from fedloom.report.plots import save
 
         title = f"{dataset.name}, {partition}, {clients} clients"
+        if not dataset.task.by_class:
+            raise FedloomError(
+                f"The samples of '{dataset.name}' have no class (the task is {dataset.task.name}), "
+                "so there is nothing to plot of a partition."
+            )
         save(plot_partition(parts, dataset.y, dataset.classes, title), plot)
         print(f"\nPicture: {plot}")
 

@@ -12,7 +12,7 @@ import math
 import os
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.data import own, sources, store
-from fedloom.data.dataset import Dataset, measured, resized, stratified
+from fedloom.data import own, sources, store, text
+from fedloom.data.dataset import Dataset, from_arrays, measured, resized, stratified
 from fedloom.data.fetch import command
 from fedloom.data.options import Value, integer, number, sizes
 from fedloom.data.synthetic import synthetic
 from fedloom.errors import FedloomError, unknown
+from fedloom.tasks import AUTO, Classification, kind
 
 Source = str | Path | Dataset | Any
 SITES = "sites:"  # before a folder with a file or folder for every site
@@ -38,21 +39,21 @@ def load(
     cache: Path | str | None = None,
     options: Mapping[str, Value] | None = None,
     by: str | None = None,
+    task: str = AUTO,
 ) -> Dataset:
     """The data set that `source` names or holds.
 
     A built-in name; the path of a table, a `.npz` file, a folder of images or LEAF's JSON;
     `sites:DIR`; a tuple of arrays (x, y) or (x, y, x_test, y_test), or another object that holds
     data; or a `Dataset`, which is given back. `by` is a column that no model sees, since it says
-    whose a row is. The option `size`, which all of them have, gives images of so many
-    pixels a side.
+    whose a row is; `task` says what its labels are. The option `size`, which all of them have,
+    gives images of so many pixels a side.
     """
     what, loader = _find(source, cache)
     given = dict(options or {})
     size = given.pop("size", None)
-    accepted = [
-        p.name for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY
-    ]
+    parameters = inspect.signature(loader).parameters.values()
+    accepted = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "task"]
     if size is not None and "size" in accepted:
         given["size"], size = size, None  # it loads them in that size
     for option in given:
@@ -62,7 +63,9 @@ def load(
         users = given.get("user", [])
         known = users if isinstance(users, list | tuple) else str(users).split(",")
         given["user"] = [*known, by]  # type: ignore[list-item]
-    found = loader(**given)
+    if any(p.name == "task" for p in parameters):
+        given["task"] = task
+    found = loader(**given).learning(task)
     return found if size is None else resized(found, integer("size", size, low=1))
 
 
@@ -71,9 +74,16 @@ def natural(source: Source) -> str | None:
     if isinstance(source, str | Path):
         if str(source).startswith(SITES):
             return "site"
+        if str(source) in _BUILT_IN:
+            return _BUILT_IN[str(source)].dealt_by
         path = Path(source).expanduser()
-        return "user" if str(source) not in _BUILT_IN and own.is_leaf(path) else None
+        return "user" if own.is_leaf(path) or text.is_text(path) else None
     return "site" if source is not None and _objects().has_sites(source) else None
+
+
+def is_by_class(name: str) -> bool:
+    """Whether this is built-in data whose samples are of classes."""
+    return name in _BUILT_IN and kind(_BUILT_IN[name].task).by_class
 
 
 def names() -> tuple[str, ...]:
@@ -88,7 +98,8 @@ def describe(cache: Path | str | None = None) -> list[dict[str, str | int]]:
         {
             "name": name,
             "what": entry.what,
-            "images": entry.images,
+            "task": entry.task,
+            "samples": entry.images,
             "shape": "x".join(map(str, entry.shape)),
             "classes": entry.classes,
             **_room(name, entry, root),
@@ -126,6 +137,8 @@ def _find(source: Source, cache: Path | str | None) -> tuple[str, Loader]:
     path = Path(source).expanduser()
     if own.is_leaf(path):
         return "LEAF's JSON", partial(own.from_leaf, path)
+    if text.is_text(path):
+        return "text", partial(text.from_text, path)
     if path.is_dir():
         return "a folder of images", partial(own.from_folder, path)
     if path.suffix == ".npz" and path.is_file():
@@ -134,14 +147,15 @@ def _find(source: Source, cache: Path | str | None) -> tuple[str, Loader]:
         return "a table", partial(own.from_table, path)
     if path.exists():
         raise FedloomError(
-            f"{path} is neither a table ({', '.join(own.TABLES)}), a .npz file, LEAF's .json nor a "
-            "folder of images."
+            f"{path} is neither a table ({', '.join(own.TABLES)}), a .npz file, LEAF's .json, text "
+            f"({', '.join(text.ENDINGS)}), nor a folder of images or texts."
         )
     if path.suffix or "/" in name or os.sep in name:
         raise FedloomError(f"There is no file or folder {path}.")
     raise FedloomError(
         f"{unknown('data set', name, _BUILT_IN)} "
-        "The path of a .csv, .parquet or .npz file or of a folder of images can be given as well."
+        "The path of a .csv, .parquet, .npz or .txt file or of a folder of images or texts can be "
+        "given as well."
     )
 
 
@@ -174,6 +188,40 @@ def _scikit_digits() -> tuple[np.ndarray, np.ndarray]:
 
     x, y = load_digits(return_X_y=True)
     return x, y
+
+
+def _breast_cancer(root: Path) -> Dataset:
+    from sklearn.datasets import load_breast_cancer
+
+    found = load_breast_cancer()
+    names = np.array(["benign", "malignant"])  # what is to be found comes second
+    return _table("breast-cancer", found, names[1 - found.target])
+
+
+def _wine(root: Path) -> Dataset:
+    from sklearn.datasets import load_wine
+
+    found = load_wine()
+    return _table("wine", found, found.target_names[found.target])
+
+
+def _diabetes(root: Path) -> Dataset:
+    from sklearn.datasets import load_diabetes
+
+    found = load_diabetes(scaled=False)
+    return _table("diabetes", found, found.target, task="regression", names=["progression"])
+
+
+def _table(name: str, found: Any, y: np.ndarray, **kind: Any) -> Dataset:
+    """One of scikit-learn's tables; the test part is the same for everybody and always."""
+    made = from_arrays(found.data.astype(np.float32), y, name=name, **kind)
+    return replace(made, features=tuple(map(str, found.feature_names)))
+
+
+def _harbour(root: Path, *, length: Value = text.LENGTH) -> Dataset:
+    from fedloom.data.harbour import texts
+
+    return text.of_texts("harbour", texts(), length=length)
 
 
 def _synthetic(
@@ -225,10 +273,40 @@ class _Entry:
     shape: tuple[int, int, int]
     classes: int
     load: Loader
+    dealt_by: str | None = None  # a column, where the data comes with its clients
+    task: str = Classification.name
 
 
 _BUILT_IN = {
     "digits": _Entry("handwritten digits, with scikit-learn", 1_797, (1, 8, 8), 10, _digits),
+    "breast-cancer": _Entry(
+        "tumours by 30 numbers, benign or malignant, with scikit-learn",
+        569,
+        (1, 1, 30),
+        2,
+        _breast_cancer,
+        task="binary",
+    ),
+    "wine": _Entry(
+        "wines by 13 numbers, of three growers, with scikit-learn", 178, (1, 1, 13), 3, _wine
+    ),
+    "diabetes": _Entry(
+        "patients by 10 numbers, and how the disease went on, with scikit-learn",
+        442,
+        (1, 1, 10),
+        1,
+        _diabetes,
+        task="regression",
+    ),
+    "harbour": _Entry(
+        "what eight people of a harbour say, letter by letter; length=",
+        896,
+        (1, 1, text.LENGTH),
+        47,
+        _harbour,
+        dealt_by="user",
+        task="next-token",
+    ),
     "mnist": _Entry("handwritten digits", 70_000, (1, 28, 28), 10, _published("mnist")),
     "fashion-mnist": _Entry(
         "pictures of clothes", 70_000, (1, 28, 28), 10, _published("fashion-mnist")

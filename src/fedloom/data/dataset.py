@@ -7,8 +7,9 @@ nothing of clients; who holds what is the matter of `partition`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,48 +24,59 @@ from fedloom.data.images import (
     pixel_scale,
     unit_of,
 )
+from fedloom.data.labels import Given, Labels, as_task, plain, read_labels, scaled
 from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
+from fedloom.tasks import AUTO, CLASSES, Binary, Classification, Task
 
 __all__ = ["Dataset", "Images", "as_images", "from_arrays", "hold_out", "measured", "resized",
            "stratified"]  # fmt: skip
 
 SCALES = ("standard", "unit", "pixel", "half")
-_CLASSES_CHECKED = 20  # samples; fewer may well have as many classes
-
-Labels = npt.ArrayLike | Sequence[Hashable]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images (N, C, H, W), labels 0..n_classes-1, and the scale that normalises a batch.
+    """Images (N, C, H, W), labels, and the scale that normalises a batch.
+
+    `task` says what labels are: classes 0..n_classes-1 unless something else is given. `classes`
+    are the names of what a model answers: of classes, labels, values or tokens.
 
     A network is fed `(x / 255 - mean) / std` for uint8 images and `(x - mean) / std` for others,
     channel by channel; there may be a mean and std for every pixel instead, as tables (1, 1, F)
     have them for every column. Rows are in the order of the user's file. Where that has no test
     part, `held_out` are the rows of `x` that stand in for one. `columns` are what is known of every
     row, those of `x` and then those of `x_test`, beside what a model sees: its user, for one.
-    `features` names the columns of a table.
+    `features` names the columns of a table; `tokens` is how many different tokens there are, where
+    the data is text.
     """
 
     name: str
     x: Images
-    y: npt.NDArray[np.int64]
+    y: np.ndarray
     x_test: Images
-    y_test: npt.NDArray[np.int64]
+    y_test: np.ndarray
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     held_out: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    task: Task = CLASSES
+    tokens: int = 0
 
     def __post_init__(self) -> None:
+        if self.task == CLASSES:
+            object.__setattr__(self, "task", as_task("auto", len(self.classes)))
+        if self.task.outputs != len(self.classes):
+            raise FedloomError(
+                f"'{self.name}' names {len(self.classes)} of {self.task.outputs} outputs."
+            )
         if len(self.x) == 0:
             raise FedloomError(f"Data set '{self.name}' has no training {noun(self.x.shape)}.")
         for part, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
             _check_images(f"The {part} {noun(x.shape)} of '{self.name}'", x)
-            _check_labels(f"The {part} labels of '{self.name}'", y, len(x), len(self.classes))
+            _check_labels(f"The {part} labels of '{self.name}'", y, len(x), self.task, x.shape[1:])
         if self.x.shape[1:] != self.x_test.shape[1:] or self.x.dtype != self.x_test.dtype:
             raise FedloomError(
                 f"Training and test {noun(self.x.shape)} of '{self.name}' differ: "
@@ -103,6 +115,15 @@ class Dataset:
         return len(self.classes)
 
     @property
+    def strata(self) -> npt.NDArray[np.int64]:
+        """The class of every row of `x`; all are of one, where the task knows no classes."""
+        return self.y if self.task.by_class else np.zeros(len(self.y), np.int64)
+
+    @property
+    def n_strata(self) -> int:
+        return self.n_classes if self.task.by_class else 1
+
+    @property
     def training_rows(self) -> npt.NDArray[np.int64]:
         """The rows of `x` that are for training."""
         rows = np.arange(len(self.y))
@@ -120,8 +141,21 @@ class Dataset:
             x=Joined(self.x, self.x_test),
             y=np.concatenate([self.y, self.y_test]),
             x_test=empty_like(self.x),
-            y_test=np.empty(0, np.int64),
+            y_test=self.y_test[:0],
         )
+
+    def learning(self, task: str) -> Dataset:
+        """The same data for a task by name, if its labels are of that; two classes may be learned
+        as any others."""
+        if task in (AUTO, self.task.name):
+            return self
+        if not self.task.by_class or task not in (Classification.name, Binary.name):
+            raise FedloomError(
+                f"task={task} does not go with '{self.name}', whose labels are made for "
+                f"{self.task.name}. Leave --task out, or give other data."
+            )
+        made = dataclasses.replace(as_task(task, self.n_classes), own_loss=self.task.own_loss)
+        return dataclasses.replace(self, task=made)
 
     def normalised(self, scale: str) -> Dataset:
         """The same images on another scale: `unit` leaves bytes at 0..1, `half` puts them at -1..1,
@@ -152,13 +186,16 @@ def measured(
     y_test: np.ndarray,
     classes: Sequence[str],
     table: bool = False,
+    task: Task = CLASSES,
 ) -> Dataset:
     """A data set whose mean and std are measured on its training images, of a `table` column by
     column."""
     _check_images(f"The training {noun(x.shape)} of '{name}'", x)  # bad images have no mean
     mean, std = (pixel_scale if table else channel_scale)(x)
-    y, y_test = y.astype(np.int64), y_test.astype(np.int64)
-    return Dataset(name, x, y, x_test, y_test, tuple(classes), mean, std)
+    if y.dtype != np.float32:
+        y, y_test = y.astype(np.int64), y_test.astype(np.int64)
+    task = scaled(task, y)
+    return Dataset(name, x, y, x_test, y_test, tuple(classes), mean, std, task=task)
 
 
 def resized(data: Dataset, side: int) -> Dataset:
@@ -195,38 +232,60 @@ def _to_side(images: np.ndarray, side: int) -> np.ndarray:
 
 def from_arrays(
     x: npt.ArrayLike,
-    y: Labels,
+    y: Given,
     x_test: npt.ArrayLike | None = None,
-    y_test: Labels | None = None,
+    y_test: Given | None = None,
     name: str = "arrays",
     test_share: float = 0.2,
     seed: int = 0,
     classes: Sequence[str] | None = None,
+    task: str = "auto",
+    names: Sequence[str] = (),
 ) -> Dataset:
     """A data set from plain arrays; without a test set, a stratified share is held out.
 
     Images are (N, C, H, W) or (N, H, W), a table or sequences of tokens (N, F). Bytes and other
-    integers are kept; any other number becomes float32. Labels may be anything hashable but
-    fractions, and are numbered in sorted order; if `classes` are given, they are numbers of these.
+    integers are kept; any other number becomes float32. What labels are is the matter of the `task`
+    (`labels.py`): classes may be anything hashable, and are numbered in sorted order; if `classes`
+    are given, labels are numbers of these. `names` are those of several labels or values.
 
     >>> data = from_arrays(np.eye(10), list("ababababab"))
     >>> data.shape, data.classes, len(data.x), len(data.held_out)
     ((1, 1, 10), ('a', 'b'), 10, 2)
     """
-    images, labels = as_images("The data", x), _as_labels(y)
+    images, labels = as_images("The data", x), plain(y)
     table = np.ndim(x) == 2
+    shape, whole = images.shape[1:], images.dtype.kind in "iu"
+
+    def read(given: Given) -> Labels:
+        return read_labels(given, task=task, classes=classes, names=names, shape=shape, whole=whole)
+
     if x_test is not None and y_test is not None:
-        test_images, test_labels = as_images("The test data", x_test), _as_labels(y_test)
+        test_images, test_labels = as_images("The test data", x_test), plain(y_test)
         if images.dtype != test_images.dtype:
             common = np.result_type(images.dtype, test_images.dtype)
             common = common if common.kind == "i" else np.dtype(np.float32)
             images, test_images = images.astype(common), test_images.astype(common)
-        numbers, names = _numbered([*labels, *test_labels], classes)
         cut = len(labels)
-        return measured(name, images, numbers[:cut], test_images, numbers[cut:], names, table)
+        found = read(_behind(labels, test_labels))
+        parts = found.y[:cut], test_images, found.y[cut:]
+        return measured(name, images, *parts, found.classes, table, found.task)
     if x_test is not None or y_test is not None:
         raise FedloomError("Give both x_test and y_test, or neither.")
-    return hold_out(name, images, *_numbered(labels, classes), test_share, seed, table)
+    found = read(labels)
+    return hold_out(name, images, found.y, found.classes, test_share, seed, table, found.task)
+
+
+def _behind(first: np.ndarray | list[Any], second: np.ndarray | list[Any]) -> Any:
+    """Labels of two parts, one behind the other."""
+    if isinstance(first, list) and isinstance(second, list):
+        return [*first, *second]
+    shapes = [np.shape(labels)[1:] for labels in (first, second)]
+    if shapes[0] != shapes[1]:
+        raise FedloomError(
+            f"Training and test labels differ: they have shape {shapes[0]} and {shapes[1]}."
+        )
+    return np.concatenate([first, second])
 
 
 def hold_out(
@@ -237,18 +296,23 @@ def hold_out(
     test_share: float,
     seed: int,
     table: bool = False,
+    task: Task = CLASSES,
 ) -> Dataset:
     """A data set without a test part, of which a stratified share is held out for one. Rows stay
     where they are, so that a partition may name them."""
     _check_images(f"The {noun(x.shape)} of '{name}'", x)
-    _check_labels(f"The labels of '{name}'", y, len(x), len(classes))
-    held_out = np.flatnonzero(stratified(y, test_share, seed))
+    if task == CLASSES:
+        task = as_task("auto", len(classes))
+    _check_labels(f"The labels of '{name}'", y, len(x), task, x.shape[1:])
+    strata = y if task.by_class else np.zeros(len(y), np.int64)
+    held_out = np.flatnonzero(stratified(strata, test_share, seed))
     rows = np.delete(np.arange(len(y)), held_out)
     mean, std = (pixel_scale if table else channel_scale)(x, rows)
-    nobody = np.empty(0, np.int64)
+    y = y if y.dtype == np.float32 else y.astype(np.int64)
     return Dataset(
-        name, x, y.astype(np.int64), empty_like(x), nobody, tuple(classes), mean, std, held_out
-    )
+        name, x, y, empty_like(x), y[:0], tuple(classes), mean, std, held_out,
+        task=scaled(task, y[rows]),
+    )  # fmt: skip
 
 
 def stratified(
@@ -303,68 +367,6 @@ def _check_order(what: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _as_labels(y: Labels) -> list[Hashable]:
-    if isinstance(y, list | tuple) and not any(isinstance(label, list) for label in y):
-        return list(y)
-    try:
-        labels = np.asarray(y)
-    except ValueError as e:  # ragged lists
-        raise FedloomError(f"Labels must be one per sample: {e}") from None
-    if labels.ndim != 1:
-        hint = " Turn one-hot rows into numbers with y.argmax(1)." if labels.ndim == 2 else ""
-        raise FedloomError(f"Labels must be one per sample, not of shape {labels.shape}.{hint}")
-    return list(labels.tolist())
-
-
-def _numbered(
-    labels: Sequence[Hashable], classes: Sequence[str] | None
-) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    if classes is None:
-        return _number(labels)
-    numbers = [_whole(label) for label in labels]
-    if odd := [n for n in numbers if not isinstance(n, int | np.integer)]:
-        raise FedloomError(f"Labels must be numbers of the named classes, not {odd[0]!r}.")
-    return np.array(numbers, np.int64), tuple(classes)
-
-
-def _number(labels: Sequence[Hashable]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    labels = [_whole(label) for label in labels]
-    try:
-        distinct = set(labels)
-    except TypeError as e:
-        raise FedloomError(f"Labels must be numbers or names, one per sample: {e}.") from None
-    if any(label != label for label in distinct):  # only NaN differs from itself
-        raise FedloomError("Some labels are NaN. Remove these rows or give them a label.")
-    fraction = next((label for label in labels if isinstance(label, float | np.floating)), None)
-    if fraction is not None:
-        raise FedloomError(
-            f"Some labels are not whole numbers, such as {fraction:g}: fedloom does "
-            "classification, so it needs a class for every sample, not a continuous target. Bin "
-            "the values into classes (np.digitize), or give class names as text."
-        )
-    if len(labels) >= _CLASSES_CHECKED and len(distinct) > len(labels) / 2:
-        raise FedloomError(
-            f"There are {len(distinct)} different labels for {len(labels)} samples: labels are "
-            "classes, and each class should have several samples; regression targets are not "
-            "supported. Bin the values into classes (np.digitize), or give more samples per "
-            "class."
-        )
-    try:
-        ordered = sorted(distinct)  # type: ignore[type-var]
-    except TypeError:  # kinds that do not compare, such as 3 and "three"
-        ordered = sorted(distinct, key=lambda label: (type(label).__name__, repr(label)))
-    number = {label: i for i, label in enumerate(ordered)}
-    numbers = np.fromiter((number[label] for label in labels), np.int64, len(labels))
-    return numbers, tuple(str(label) for label in ordered)
-
-
-def _whole(label: Hashable) -> Hashable:
-    """Classes 0.0 and 1.0 are the classes 0 and 1."""
-    if isinstance(label, float | np.floating) and float(label).is_integer():
-        return int(label)
-    return label
-
-
 def _look(x: Images) -> str:
     return f"{'x'.join(map(str, x.shape[1:]))} {x.dtype}"
 
@@ -386,12 +388,7 @@ def _check_images(what: str, x: Images) -> None:
                 )
 
 
-def _check_labels(what: str, y: np.ndarray, rows: int, classes: int) -> None:
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise FedloomError(f"{what} must be a row of integers, not {y.ndim}-D {y.dtype}.")
+def _check_labels(what: str, y: np.ndarray, rows: int, task: Task, shape: Sequence[int]) -> None:
     if len(y) != rows:
         raise FedloomError(f"{what} number {len(y)}, but there are {rows} samples.")
-    if len(y) and y.min() < 0:
-        raise FedloomError(f"{what} go down to {y.min()}; labels start at 0.")
-    if len(y) and y.max() >= classes:
-        raise FedloomError(f"{what} go up to {y.max()}, but there are {classes} classes (from 0).")
+    task.checked(what, y, shape)

@@ -18,6 +18,7 @@ from fedloom.data.formats import reason
 from fedloom.data.options import Value, sizes
 from fedloom.data.raw import Raw
 from fedloom.errors import FedloomError
+from fedloom.tasks import AUTO, NextToken
 
 USER = "user"
 # LEAF's own alphabet, so that letters have the numbers that its models know them by.
@@ -25,7 +26,9 @@ LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmn
 _PICTURE = 784
 
 
-def read(path: Path, shape: Value | None, test_share: Value, seed: Value) -> Dataset:
+def read(
+    path: Path, shape: Value | None, test_share: Value, seed: Value, task: str = AUTO
+) -> Dataset:
     """The data set in a file or folder of LEAF's."""
     train = path / "train" if _files(path / "train") else path
     parts = [_content(file) for file in ([train] if train.is_file() else _files(train))]
@@ -33,7 +36,7 @@ def read(path: Path, shape: Value | None, test_share: Value, seed: Value) -> Dat
     raw = Raw.joined(parts)
     x = raw["x"]
     if isinstance(x[0], str):
-        return _text(path, raw, shape, test_share, seed)
+        return _text(path, raw, shape, test_share, seed, task)
     wide = {len(row) for row in x if isinstance(row, list)}
     if len(wide) != 1 or not all(isinstance(v, int | float) for v in x[0]):
         raise FedloomError(
@@ -44,11 +47,14 @@ def read(path: Path, shape: Value | None, test_share: Value, seed: Value) -> Dat
     if shape is not None or wide == {_PICTURE}:
         array = array.reshape(-1, *sizes("shape", "1x28x28" if shape is None else shape, 3))
     raw.columns["x"] = array
-    return raw.dataset(path.stem, user=USER, test_share=test_share, seed=seed)
+    return raw.dataset(path.stem, user=USER, test_share=test_share, seed=seed, task=task)
 
 
-def _text(path: Path, raw: Raw, shape: Value | None, test_share: Value, seed: Value) -> Dataset:
-    """Letters as their numbers in the alphabet, those to predict too."""
+def _text(
+    path: Path, raw: Raw, shape: Value | None, test_share: Value, seed: Value, task: str
+) -> Dataset:
+    """Letters as their numbers in the alphabet, those to predict too: the one that follows a line
+    is its class or, for next-token, there is one to predict at every place."""
     if shape is not None:
         raise FedloomError(f"{path} holds text, which has no shape. Leave shape out.")
     lines, follow = raw["x"], [str(y) for y in raw["y"]]
@@ -61,9 +67,15 @@ def _text(path: Path, raw: Raw, shape: Value | None, test_share: Value, seed: Va
     alphabet = LETTERS + "".join(others)
     number = {letter: i for i, letter in enumerate(alphabet)}
     x = np.array([[number[letter] for letter in line] for line in lines], np.int32)
-    raw.columns |= {"x": x, "y": np.array([number[y] for y in follow])}
+    y = np.array([number[y] for y in follow])
+    if task == NextToken.name:
+        y = np.concatenate([x[:, 1:], y[:, None]], axis=1)
+    raw.columns |= {"x": x, "y": y}
     raw.classes["y"] = tuple(alphabet)
-    return raw.dataset(path.stem, user=USER, test_share=test_share, seed=seed)
+    raw.alphabet = alphabet
+    return raw.dataset(
+        path.stem, user=USER, features="x", label="y", test_share=test_share, seed=seed, task=task
+    )
 
 
 def _files(folder: Path) -> Sequence[Path]:

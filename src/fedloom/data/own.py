@@ -16,6 +16,7 @@ from fedloom.data.dataset import Dataset, from_arrays, hold_out, measured
 from fedloom.data.formats import class_folders, read_image_folder, read_npz, reason
 from fedloom.data.options import Value, integer, number, sizes
 from fedloom.errors import FedloomError
+from fedloom.tasks import AUTO
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,15 +47,22 @@ def _begins_as_leaf(file: Path) -> bool:
 
 
 def from_leaf(
-    path: Path, *, shape: Value | None = None, test_share: Value = 0.2, seed: Value = 0
+    path: Path,
+    *,
+    shape: Value | None = None,
+    test_share: Value = 0.2,
+    seed: Value = 0,
+    task: str = AUTO,
 ) -> Dataset:
     """LEAF's JSON; `shape` is what rows of numbers are pictures of, such as 1x28x28."""
     from fedloom.data.leaf import read
 
-    return read(path, shape, test_share, seed)
+    return read(path, shape, test_share, seed, task)
 
 
-def from_tuple(arrays: Sequence[Any], *, test_share: Value = 0.2, seed: Value = 0) -> Dataset:
+def from_tuple(
+    arrays: Sequence[Any], *, test_share: Value = 0.2, seed: Value = 0, task: str = AUTO
+) -> Dataset:
     """(x, y) or (x, y, x_test, y_test)."""
     if len(arrays) not in (2, 4):
         raise FedloomError(
@@ -62,10 +70,12 @@ def from_tuple(arrays: Sequence[Any], *, test_share: Value = 0.2, seed: Value = 
         )
     x, y, x_test, y_test = (*arrays, None, None)[:4]
     share = number("test_share", test_share)
-    return from_arrays(x, y, x_test, y_test, test_share=share, seed=integer("seed", seed))
+    return from_arrays(
+        x, y, x_test, y_test, test_share=share, seed=integer("seed", seed), task=task
+    )
 
 
-def from_npz(path: Path, *, test_share: Value = 0.2, seed: Value = 0) -> Dataset:
+def from_npz(path: Path, *, test_share: Value = 0.2, seed: Value = 0, task: str = AUTO) -> Dataset:
     """A NumPy file with the arrays x and y, or x_train and y_train, and perhaps x_test, y_test;
     other arrays with a value for each row are columns to deal by."""
     held = _read_npz(path)
@@ -78,10 +88,12 @@ def from_npz(path: Path, *, test_share: Value = 0.2, seed: Value = 0) -> Dataset
     if set(plain) <= {"x", "y", "x_test", "y_test"}:
         return from_arrays(
             plain["x"], plain["y"], plain.get("x_test"), plain.get("y_test"), name=path.stem,
-            test_share=number("test_share", test_share), seed=integer("seed", seed),
+            test_share=number("test_share", test_share), seed=integer("seed", seed), task=task,
         )  # fmt: skip
     raw = _columns(path, held)
-    return raw.dataset(path.stem, label="y", features="x", test_share=test_share, seed=seed)
+    return raw.dataset(
+        path.stem, label="y", features="x", test_share=test_share, seed=seed, task=task
+    )
 
 
 def from_table(
@@ -93,8 +105,11 @@ def from_table(
     split: Value | None = None,
     test: Value | None = None,
     missing: Value = "refuse",
+    text: Value | None = None,
+    length: Value | None = None,
     test_share: Value = 0.2,
     seed: Value = 0,
+    task: str = AUTO,
 ) -> Dataset:
     """A CSV or Parquet file; `test` is a second one with the test part."""
     from fedloom.data.raw import Raw
@@ -107,7 +122,7 @@ def from_table(
         raw = Raw.joined([raw, _table(file).as_test()])
     return raw.dataset(
         path.name.partition(".")[0], label=label, user=user, features=features, split=split,
-        missing=missing, test_share=test_share, seed=seed,
+        missing=missing, text=text, length=length, test_share=test_share, seed=seed, task=task,
     )  # fmt: skip
 
 
@@ -120,6 +135,7 @@ def from_folder(
     split: Value | None = None,
     test_share: Value = 0.2,
     seed: Value = 0,
+    task: str = AUTO,
 ) -> Dataset:
     """Images in a folder for each class, or as a file labels.csv in the folder says."""
     name = path.resolve().name
@@ -127,7 +143,7 @@ def from_folder(
         raw, image = _labelled(path)
         return raw.dataset(
             name, label=label, user=user, features=image, split=split, size=size,
-            test_share=test_share, seed=seed,
+            test_share=test_share, seed=seed, task=task,
         )  # fmt: skip
     for option, value in (("label", label), ("user", user), ("split", split)):
         if value is not None:
@@ -152,10 +168,13 @@ def from_sites(
     label: Value | None = None,
     user: Value | None = None,
     features: Value | None = None,
+    text: Value | None = None,
+    length: Value | None = None,
     missing: Value = "refuse",
     size: Value | None = None,
     test_share: Value = 0.2,
     seed: Value = 0,
+    task: str = AUTO,
 ) -> Dataset:
     """A file or folder for every site; its name is the site's, in the column `site`."""
     from fedloom.data.raw import Raw
@@ -167,8 +186,9 @@ def from_sites(
     if len(sites) < len(there):
         raise FedloomError(f"Two sites in {path} have the same name. Rename one of them.")
     return Raw.of_sites({name: _site(p) for name, p in sites.items()}).dataset(
-        path.resolve().name, label=label, user=user, features=features, missing=missing, size=size,
-        test_share=test_share, seed=seed,
+        path.resolve().name, label=label, user=user, features=features, text=text, length=length,
+        missing=missing, size=size,
+        test_share=test_share, seed=seed, task=task,
     )  # fmt: skip
 
 
@@ -179,17 +199,21 @@ def from_object(
     user: Value | None = None,
     features: Value | None = None,
     split: Value | None = None,
+    text: Value | None = None,
+    length: Value | None = None,
     missing: Value = "refuse",
     size: Value | None = None,
     test_share: Value = 0.2,
     seed: Value = 0,
+    task: str = AUTO,
 ) -> Dataset:
     """A Python object that `objects.reads`."""
     from fedloom.data.objects import raw
 
     return raw(given).dataset(
-        "data", label=label, user=user, features=features, split=split, missing=missing, size=size,
-        test_share=test_share, seed=seed,
+        "data", label=label, user=user, features=features, split=split, text=text, length=length,
+        missing=missing, size=size,
+        test_share=test_share, seed=seed, task=task,
     )  # fmt: skip
 
 

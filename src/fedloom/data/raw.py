@@ -20,6 +20,7 @@ from fedloom.data.dataset import Dataset, from_arrays
 from fedloom.data.formats import read_images
 from fedloom.data.options import Value, integer, number, sizes
 from fedloom.errors import FedloomError, unknown
+from fedloom.tasks import AUTO
 
 LABELS = ("label", "labels", "target", "class", "y")  # a label column is known by these names
 SITE = "site"  # the column that says which site a row is of
@@ -39,6 +40,7 @@ class Raw:
     columns: dict[str, Any]
     test: Mask
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    alphabet: str = ""  # of a column of text, by the numbers of its letters
 
     @staticmethod
     def of(columns: Mapping[str, Any], classes: Mapping[str, Sequence[str]] | None = None) -> Raw:
@@ -118,32 +120,42 @@ class Raw:
         split: Value | None = None,
         missing: Value = "refuse",
         size: Value | None = None,
+        text: Value | None = None,
+        length: Value | None = None,
         test_share: Value = 0.2,
         seed: Value = 0,
+        task: str = AUTO,
     ) -> Dataset:
         """The data set of these columns, by the options that a user may give.
 
-        `label` and `features` are columns, `user` those that no model sees; `split` says train or
-        test of each row; rows with empty cells are refused, or left out (`missing=drop`); pictures
-        are scaled to `size`.
+        `label` (several: labels or values of each sample) and `features` are columns, `user` those
+        that no model sees; `split` says train or test of each row; rows with empty cells are
+        refused, or left out (`missing=drop`); pictures are scaled to `size`; the column `text` is
+        read letter by letter, as sequences of `length`.
         """
+        if text is not None:
+            self._spell(self._name(text, "text"), length)
+            features = text
+        elif length is not None:
+            raise FedloomError("data_options.length is of sequences: say which column with text.")
         asked, aside = self._names(features, "features"), self._names(user, "user")
         aside += [SITE] * (SITE in self.columns and SITE not in aside)
-        target = self._label(label)
+        targets = self._labels_of(label)
         if split is not None:
             column = self._name(split, "split")
             self.test |= self._is_test(column)
             aside.append(column)
-        wide = [n for n in asked or self.columns if n not in (target, *aside) and _is_wide(self[n])]
-        seen = asked or wide or [n for n in self.columns if n not in (target, *aside)]
+        other = [n for n in self.columns if n not in (*targets, *aside)]
+        wide = [n for n in asked or other if n not in (*targets, *aside) and _is_wide(self[n])]
+        seen = asked or wide or other
         if not seen or (wide and len(seen) > 1):
             raise FedloomError(
                 f"'{name}' must have one column of pictures or arrays, or others of numbers and "
-                f"texts, beside its label '{target}'; it has {', '.join(seen) or 'none'}. Choose "
-                "it with data_options.features=COLUMN."
+                f"texts, beside its label '{targets[0]}'; it has {', '.join(seen) or 'none'}. "
+                "Choose it with data_options.features=COLUMN."
             )
-        rows = self._rows([target, *seen, *(n for n in aside if n not in seen)], str(missing))
-        labels = self._labels(target, rows)
+        rows = self._rows([*targets, *seen, *(n for n in aside if n not in seen)], str(missing))
+        labels = self._labels(targets, rows)
         if wide:
             (one,) = seen
             x, names = _array(one, _picked(self[one], rows), size), list[str]()
@@ -152,12 +164,24 @@ class Raw:
         cut = int(np.count_nonzero(~self.test[rows]))
         x_test, y_test = (x[cut:], labels[cut:]) if cut < len(rows) else (None, None)
         made = from_arrays(
-            x[:cut], labels[:cut], x_test, y_test, name=name, classes=self.classes.get(target),
-            test_share=number("test_share", test_share), seed=integer("seed", seed),
+            x[:cut], labels[:cut], x_test, y_test, name=name, classes=self.classes.get(targets[0]),
+            test_share=number("test_share", test_share), seed=integer("seed", seed), task=task,
+            names=targets,
         )  # fmt: skip
         kept = [n for n in self.columns if not _is_wide(self[n]) and (n not in seen or n in aside)]
         columns = {n: self._series(n)[rows].to_numpy() for n in kept}
-        return dataclasses.replace(made, columns=columns, features=tuple(names))
+        tokens = len(self.alphabet)
+        return dataclasses.replace(made, columns=columns, features=tuple(names), tokens=tokens)
+
+    def _spell(self, name: str, length: Value | None) -> None:
+        """A column of texts as rows of numbers of letters, cut or filled to one length."""
+        from fedloom.data.text import alphabet_of, spelled
+
+        texts = [str(text) for text in self[name]]
+        self.alphabet = alphabet_of(texts)
+        most = max(map(len, texts), default=1)
+        wanted = most if length is None else integer("length", length, low=1)
+        self.columns[name] = spelled(texts, self.alphabet, wanted)
 
     def __getitem__(self, name: str) -> Any:
         return self.columns[name]
@@ -198,9 +222,25 @@ class Raw:
             )
         return found
 
-    def _labels(self, name: str, rows: npt.NDArray[np.int64]) -> Any:
+    def _labels_of(self, given: Value | None) -> list[str]:
+        """The columns that are to be predicted."""
+        if given is None or (isinstance(given, str) and given in self.columns):
+            return [self._label(given)]
+        return self._names(given, "label")
+
+    def _labels(self, names: Sequence[str], rows: npt.NDArray[np.int64]) -> Any:
+        if len(names) > 1:
+            columns = [self._series(name)[rows] for name in names]
+            for name, column in zip(names, columns, strict=True):
+                if not pd.api.types.is_numeric_dtype(column) and column.dtype != bool:
+                    raise FedloomError(
+                        f"The label column '{name}' must hold numbers, as there are several: 0 or "
+                        "1 where a label holds, or values."
+                    )
+            return np.stack([column.to_numpy() for column in columns], axis=1)
+        (name,) = names
         if _is_wide(self[name]):
-            return np.asarray(_picked(self[name], rows))  # to be refused
+            return _array(name, _picked(self[name], rows), None)
         column = self._series(name)[rows]
         if isinstance(column.dtype, pd.CategoricalDtype):
             column = column.astype(object)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fedloom.data.dataset import Dataset, stratified
 from fedloom.data.images import empty_like
-from fedloom.data.partition import Partition, names_rows, parse, partition
+from fedloom.data.partition import Partition, by_class, names_rows, parse, partition
 from fedloom.data.partition.classes import reserved
 from fedloom.data.partition.deal import ClassSets
 from fedloom.data.partition.table import distinct
@@ -73,7 +73,17 @@ class Federation:
         self._cuts: dict[tuple[int, int, str], tuple[int, int]] = {}  # of as many samples
         self.n_clients = len(partition)
         self.newcomer_ids = range(self.n_clients, self.n_clients + newcomers)
-        spec = newcomer_partition or f"classes:{newcomer_classes}"
+        self._strata = dataset.strata
+        spec = newcomer_partition or (
+            f"classes:{newcomer_classes}" if dataset.task.by_class else "iid"
+        )
+        if newcomers and not dataset.task.by_class:
+            refuse_by_class(spec, dataset)
+        if by_class and not dataset.task.by_class:
+            raise FedloomError(
+                f"test_cut=by-class needs classes, and the task is {dataset.task.name}. Leave it "
+                "out: a client's test data is cut off from all of its data mixed."
+            )
         self.newcomers = self._deal_newcomers(newcomers, spec)
 
     def indices(self, client: int, part: str = "all") -> IntArray:
@@ -132,8 +142,8 @@ class Federation:
 
     def label_counts(self, client: int) -> IntArray:
         """How many samples of each class the client holds."""
-        labels = self.dataset.y[self._held(client)]
-        return np.bincount(labels, minlength=self.dataset.n_classes)
+        labels = self._strata[self._held(client)]
+        return np.bincount(labels, minlength=self.dataset.n_strata)
 
     def global_test(self) -> IntArray:
         """The common test set, as indices into `dataset.x_test`.
@@ -161,12 +171,12 @@ class Federation:
         """The number of test samples of every training client."""
         if not self.by_class:
             return _share(self.partition.sizes, self.test_share)
-        held = self.partition.label_counts(self.dataset.y, self.dataset.n_classes)
+        held = self.partition.label_counts(self._strata, self.dataset.n_strata)
         return _share(held, self.test_share).sum(axis=1)
 
     def _test_first(self, held: IntArray, order: IntArray) -> IntArray:
         """The order with so many of each class in front as are test samples."""
-        labels = self.dataset.y[held[order]]
+        labels = self._strata[held[order]]
         test = np.zeros(len(order), bool)
         for label in np.unique(labels):
             mine = np.flatnonzero(labels == label)
@@ -225,7 +235,7 @@ class Federation:
             raise FedloomError(
                 "Newcomers get the clients' test data, and there is none. Set test_share above 0."
             )
-        y, n_classes = self.dataset.y, self.dataset.n_classes
+        y, n_classes = self._strata, self.dataset.n_strata
         taken = frozenset[frozenset[int]]()
         if k is not None:
             taken = self._taken(pool, k)
@@ -242,7 +252,7 @@ class Federation:
 
     def _taken(self, pool: IntArray, k: int) -> ClassSets:
         """The clients' combinations of classes, if they leave one of k classes to newcomers."""
-        y, n_classes = self.dataset.y, self.dataset.n_classes
+        y, n_classes = self._strata, self.dataset.n_strata
         taken = self.partition.class_sets(y, n_classes)
         present = frozenset(np.unique(y[pool]).tolist())
         if k > len(present):
@@ -276,13 +286,25 @@ def deal(
         dataset = dataset.pooled()
     if isinstance(spec, Partition):
         return dataset, spec.fitting("The partition", clients, len(dataset.y))
+    refuse_by_class(spec, dataset)
     rows = dataset.training_rows
     if share < 1:
-        rows = rows[stratified(dataset.y[rows], share, seed, "data-share")]
-    labels, n_classes = dataset.y[rows], dataset.n_classes
+        rows = rows[stratified(dataset.strata[rows], share, seed, "data-share")]
+    labels, n_classes = dataset.strata[rows], dataset.n_strata
     dealt = partition(spec, labels, clients, seed, n_classes=n_classes, reserve=reserve,
                       columns=dataset.columns)  # fmt: skip
     return dataset, replace(dealt, indices=rows[dealt.indices])
+
+
+def refuse_by_class(spec: str | Partition, dataset: Dataset) -> None:
+    """Refuse a recipe that deals by class where samples have none."""
+    if isinstance(spec, Partition) or dataset.task.by_class or not by_class(spec):
+        return
+    raise FedloomError(
+        f"partition={spec} deals by class, and the samples of '{dataset.name}' have none: the task "
+        f"is {dataset.task.name}. Deal them as iid, quantity:lognormal, quantity:zipf, by:COLUMN "
+        "or file:PATH."
+    )
 
 
 def named_clients(dataset: Dataset | None, spec: str | Partition, pool: bool = False) -> int | None:
@@ -344,7 +366,7 @@ def federate(
         )
     dataset, dealt = deal(dataset, spec, clients, seed, reserve, data_share)
     share = Wish.parse(public).share
-    held = set_aside(dealt, dataset.y, share, seed) if share else dealt
+    held = set_aside(dealt, dataset.strata, share, seed) if share else dealt
     if tune_share:
         cut = Federation(dataset, held, seed=seed, test_share=test_share, by_class=by_class)
         dataset, held, dealt = _without_test(cut, dealt)
@@ -378,14 +400,16 @@ def _reserve(
     name, parsed = parse(spec)
     if name != "classes" or parsed.integer("K", parsed.argument, low=1) != k:
         return frozenset()
-    return reserved(np.unique(dataset.y), k, newcomers, stream(seed, "reserve"))
+    return reserved(np.unique(dataset.strata), k, newcomers, stream(seed, "reserve"))
 
 
 def _without_test(cut: Federation, dealt: Partition) -> tuple[Dataset, Partition, Partition]:
     """A data set without a common test part, and the clients' training data alone: what they hold,
     and what they were dealt before some of it was made public."""
     nobody = np.empty(0, np.int64)
-    data = replace(cut.dataset, x_test=empty_like(cut.dataset.x), y_test=nobody, held_out=nobody)
+    data = replace(
+        cut.dataset, x_test=empty_like(cut.dataset.x), y_test=cut.dataset.y[:0], held_out=nobody
+    )
     held, before = [], []
     for client in range(cut.n_clients):
         train = cut.indices(client, "train")

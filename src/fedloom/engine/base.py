@@ -1,7 +1,7 @@
 """The contract of an engine: the same local work on many clients, whoever runs it.
 
-An engine gets a `Task` (what all clients do this round), the clients and the rows they start from,
-and returns the rows they end with, in the order of the clients. It knows nothing of methods'
+An engine gets an `Order` (what all clients do this round), the clients and the rows they start
+from, and returns the rows they end with, as the clients are listed. It knows nothing of methods'
 names, servers, files or time. Results must not depend on the number of workers: every client's work
 is a function of its names, and what is summed is summed in a fixed order.
 """
@@ -24,6 +24,7 @@ from fedloom.kinds import Sections
 from fedloom.layout import Layout
 from fedloom.local import Budget, LocalRule, Optimiser
 from fedloom.select import Channels, Last, Select, Whole
+from fedloom.tasks import Kept, Sums, Task
 
 #: what each client last sent, for selectors that ask
 Lasts = Sequence[Last | None] | None
@@ -57,6 +58,10 @@ class Setting:
     threads: int = 1
 
     @property
+    def task(self) -> Task:
+        return self.dataset.task
+
+    @property
     def row_width(self) -> int:
         return max(self.width, self.layout.size)
 
@@ -67,7 +72,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Task:
+class Order:
     """The local work of one round. `data` maps the rule's parts to other parts than their own."""
 
     rule: LocalRule
@@ -140,11 +145,48 @@ class Trained:
 
 @dataclass(frozen=True)
 class Scored:
-    """Per client (or row): the confusion matrix (true × predicted) and the summed loss."""
+    """Per client (or row), what the task has counted: the summed loss, and what its measures are
+    made of (of classes, the confusion matrix, true × predicted)."""
 
-    confusion: np.ndarray
-    loss: np.ndarray
+    sums: Sums
+    kept: Kept | None = None  # what a measure needs of every sample
     probabilities: np.ndarray | None = None  # per sample, where a block asks for them
+
+    @property
+    def loss(self) -> np.ndarray:
+        return self.sums["loss"]
+
+    @property
+    def confusion(self) -> np.ndarray:
+        return self.sums["confusion"]
+
+
+class Tally:
+    """Adds up what a task counts, batch by batch, for the clients of a block."""
+
+    def __init__(self, task: Task, clients: int) -> None:
+        self._task, self._clients = task, clients
+        self._sums = task.nothing(clients)
+        self._kept: list[Kept] = []
+
+    def add(self, outputs: Tensor, y: Tensor, who: np.ndarray) -> None:
+        """Outputs for some samples, their labels, and which clients they belong to."""
+        for name, values in self._task.count(outputs, y, who, self._clients).items():
+            self._sums[name] += values
+        kept = self._task.keep(outputs, y)
+        if kept is not None:
+            self._kept.append(Kept(who, kept))
+
+    def scored(self, probabilities: np.ndarray | None = None) -> Scored:
+        return Scored(self._sums, joined(self._kept), probabilities)
+
+
+def joined(parts: Sequence[Kept]) -> Kept | None:
+    """What was kept of samples, one part behind the other."""
+    if not parts:
+        return None
+    owner, values = ([getattr(part, name) for part in parts] for name in ("owner", "values"))
+    return Kept(np.concatenate(owner), np.concatenate(values))
 
 
 @dataclass(frozen=True)
@@ -180,15 +222,21 @@ class Engine(ABC):
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
 
+    @property
+    def task(self) -> Task:
+        return self.setting.task
+
     @abstractmethod
     def train_each(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         """Train each client from its row; rows may be one row expanded."""
 
-    def train(self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None) -> Trained:
+    def train(
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+    ) -> Trained:
         """The same, side by side."""
-        return Trained.of(self.train_each(task, clients, rows, lasts))
+        return Trained.of(self.train_each(order, clients, rows, lasts))
 
     @abstractmethod
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
@@ -244,8 +292,8 @@ class Engine(ABC):
         blocks = [replace(b, row=k, probabilities=True) for k in range(len(rows)) for b in cut]
         scored = self.run_blocks(rows, blocks)
         classes = self.setting.dataset.n_classes
-        confusion = np.zeros((len(clients), classes, classes), dtype=np.int64)
-        loss = np.zeros(len(clients))
+        sums = self.task.nothing(len(clients))
+        kept: list[Kept] = []
         for i, block in enumerate(cut):
             votes, mean = np.zeros((2, len(block.indices), classes))
             for found in scored[i :: len(cut)]:
@@ -253,9 +301,12 @@ class Engine(ABC):
                 votes[np.arange(len(votes)), found.probabilities.argmax(1)] += 1
                 mean += found.probabilities / len(rows)
             y, owner = self.setting.dataset.y[block.indices], block.who[block.owner]
-            np.add.at(confusion, (owner, y, (votes + mean / 2).argmax(1)), 1)
-            np.add.at(loss, owner, -np.log(np.maximum(mean[np.arange(len(y)), y], 1e-30)))
-        return Scored(confusion, loss)
+            np.add.at(sums["confusion"], (owner, y, (votes + mean / 2).argmax(1)), 1)
+            chances = np.log(np.maximum(mean, 1e-30))
+            np.add.at(sums["loss"], owner, -chances[np.arange(len(y)), y])
+            found_each = self.task.keep(torch.from_numpy(chances), torch.from_numpy(y))
+            kept += [] if found_each is None else [Kept(owner, found_each)]
+        return Scored(sums, joined(kept))
 
     def close(self) -> None:
         """Let go of workers, if there are any."""
@@ -278,13 +329,14 @@ class Engine(ABC):
             yield Block(row, common, indices[at : at + size], local, who[some], calibrate)
 
     def _gather(self, rows: Tensor, blocks: list[Block], count: int) -> Scored:
-        classes = self.setting.dataset.n_classes
-        confusion = np.zeros((count, classes, classes), dtype=np.int64)
-        loss = np.zeros(count)
+        sums = self.task.nothing(count)
+        kept: list[Kept] = []
         for block, scored in zip(blocks, self.run_blocks(rows, blocks), strict=True):
-            confusion[block.who] += scored.confusion
-            loss[block.who] += scored.loss
-        return Scored(confusion, loss)
+            for name, values in scored.sums.items():
+                sums[name][block.who] += values
+            if scored.kept is not None:
+                kept.append(Kept(block.who[scored.kept.owner], scored.kept.values))
+        return Scored(sums, joined(kept))
 
 
 class OneProcess(Engine):
@@ -299,7 +351,7 @@ class OneProcess(Engine):
 
     @abstractmethod
     def train_job(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         """Train the clients of one job."""
 
@@ -308,13 +360,13 @@ class OneProcess(Engine):
         """Score the blocks of one job."""
 
     def train_each(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         done: dict[int, Done] = {}
-        for job in training_jobs(type(self), self.setting, task, clients):
+        for job in training_jobs(type(self), self.setting, order, clients):
             some = rows[:1].expand(len(job), -1) if same_row(rows) else rows[job]
             known = [lasts[i] for i in job] if lasts else None
-            done.update(zip(job, self.train_job(task, clients[job], some, known), strict=True))
+            done.update(zip(job, self.train_job(order, clients[job], some, known), strict=True))
         return [done[i] for i in range(len(clients))]
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
@@ -326,13 +378,13 @@ class OneProcess(Engine):
 
 
 def training_jobs(
-    kind: type[OneProcess], setting: Setting, task: Task, clients: np.ndarray
+    kind: type[OneProcess], setting: Setting, order: Order, clients: np.ndarray
 ) -> list[list[int]]:
     """The positions of the clients that are trained together."""
     if not len(clients):
         return []
-    sizes = [work(setting, task, int(c)) for c in clients]
-    samples = task.budget.batch or float(np.mean(sizes))
+    sizes = [work(setting, order, int(c)) for c in clients]
+    samples = order.budget.batch or float(np.mean(sizes))
     return kind.cut(setting, sizes, samples)
 
 
@@ -346,13 +398,13 @@ def scoring_jobs(
     return kind.cut(setting, sizes, min(float(np.mean(sizes)), SCORE_BATCH))
 
 
-def work(setting: Setting, task: Task, client: int) -> float:
+def work(setting: Setting, order: Order, client: int) -> float:
     """About how long a client trains: by its samples, and by the model that it can train."""
     if setting.pools:
         return 1.0
     federation = setting.federation
-    parts = [part for part in task.rule.parts if part != "public"]  # all have as much of that
-    size = sum(federation.size(client, task.data.get(p, p)) for p in parts)
+    parts = [part for part in order.rule.parts if part != "public"]  # all have as much of that
+    size = sum(federation.size(client, order.data.get(p, p)) for p in parts)
     return size * float(setting.capacities[client]) ** 2
 
 

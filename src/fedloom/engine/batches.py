@@ -19,6 +19,7 @@ from fedloom.data.images import laid_out, unit_of
 from fedloom.errors import FedloomError, nearest
 from fedloom.local.rule import Batch
 from fedloom.native.net import Pictures, can_read
+from fedloom.tasks import CLASSES, Task
 
 SCORE_BATCH = 256  # samples that are scored together
 
@@ -94,8 +95,9 @@ class Source:
         device: torch.device,
         channels_last: bool = False,
         tokens: bool = False,
+        task: Task = CLASSES,
     ) -> None:
-        self.x, self.y, self.device = x, y, device
+        self.x, self.y, self.device, self.task = x, y, device, task
         self._shape, self._channels_last = tuple(x.shape[1:]), channels_last
         self._tokens = tokens
         per_unit = unit_of(x.dtype)
@@ -107,8 +109,7 @@ class Source:
     def take(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """Raw images as flat rows, and labels."""
         x = torch.from_numpy(np.ascontiguousarray(self.x[indices])).to(self.device)
-        y = torch.from_numpy(self.y[indices].astype(np.int64)).to(self.device)
-        return self.flat(x), y
+        return self.flat(x), self.labels(indices).to(self.device)
 
     def flat(self, images: Tensor) -> Tensor:
         if self._channels_last:
@@ -138,7 +139,8 @@ class Source:
         return Pictures(taken, np.arange(len(indices)), *self._stored)
 
     def labels(self, indices: np.ndarray) -> Tensor:
-        return torch.from_numpy(self.y[indices].astype(np.int64))
+        y = self.y[indices]
+        return torch.from_numpy(y if y.dtype == np.float32 else y.astype(np.int64))
 
     def batches(self, indices: np.ndarray) -> Iterator[Tensor]:
         """Normalised images, a few hundred at a time."""
@@ -147,7 +149,7 @@ class Source:
 
     def batch(self, indices: np.ndarray) -> Batch:
         x, y = self.take(indices)
-        return Batch(self.normalise(x), y)
+        return Batch(self.normalise(x), y, task=self.task)
 
     def _image(self, values: list[float]) -> Tensor:
         """A scale's values, as a batch of one image of them."""
@@ -212,7 +214,7 @@ class Shelf:
             x, y = self.source.take(self._indices[positions])
         if self._augment and self._rng is not None:
             x = self.source.flat(self._augment.apply(self.source.images(x), self._rng))
-        return Batch(self.source.normalise(x), y)
+        return Batch(self.source.normalise(x), y, task=self.source.task)
 
 
 class PublicShelf:

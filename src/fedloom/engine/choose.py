@@ -17,7 +17,7 @@ from torch import nn
 from fedloom.engine.base import Engine, Setting
 from fedloom.engine.processes import Processes, can_fork
 from fedloom.engine.serial import Serial
-from fedloom.errors import unknown
+from fedloom.errors import FedloomError, unknown
 
 ENGINES = ("auto", "serial", "stacked", "processes", "ray")
 
@@ -33,7 +33,8 @@ def pick(module: nn.Module, setting: Setting, native: bool, workers: int, partic
     """What `auto` stands for; `native`: fedloom's own kernels can run the model."""
     from fedloom.engine.stacked import stacks_well
 
-    if not native and participants > 1 and stacks_well(module, setting.device):
+    own = setting.task.own_loss is not None
+    if not native and not own and participants > 1 and stacks_well(module, setting.device):
         return "stacked"
     if setting.device.type == "cpu" and workers > 1 and participants > 1 and can_fork():
         return "processes"
@@ -61,6 +62,11 @@ def make_engine(
         from fedloom.engine.stacked import Stacked, check_stackable
 
         check_stackable(module)
+        if setting.task.own_loss is not None:
+            raise FedloomError(
+                "A loss of one's own may look at a batch as a whole, so its batches can't be "
+                "stacked, where some are padded. Use --engine serial or processes."
+            )
         if workers == 1 or setting.device.type != "cpu" or not can_fork():
             return Stacked(setting)
         return Processes(setting, Stacked, workers, participants, parts)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Done, Engine, Lasts, Scored, Setting, Task, same_row, work
+from fedloom.engine.base import Block, Done, Engine, Lasts, Order, Scored, Setting, same_row, work
 from fedloom.engine.worker import Worker
 from fedloom.errors import FedloomError
 from fedloom.select import Last
@@ -71,17 +71,17 @@ class Cluster(Engine):
         self._members = [self._hire() for _ in range(workers)]
 
     def train_each(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         same = same_row(rows)
         shared = self._ray.put(rows[0].numpy()) if same else None
-        words = self._ray.put(task)
+        words = self._ray.put(order)
 
         def start(actor: Any, i: int) -> Any:
             row = shared if same else rows[i].numpy()
             return actor.train.remote(words, int(clients[i]), row, lasts[i] if lasts else None)
 
-        sizes = [work(self.setting, task, int(c)) for c in clients]
+        sizes = [work(self.setting, order, int(c)) for c in clients]
         return self._run(start, len(clients), sizes)
 
     def run_blocks(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
@@ -217,8 +217,8 @@ class _Actor:
 
         return str(ray.get_runtime_context().get_node_id())
 
-    def train(self, task: Task, client: int, row: np.ndarray, last: Last | None) -> Done:
-        return self._worker.train(task, client, torch.from_numpy(row.copy()), last)
+    def train(self, order: Order, client: int, row: np.ndarray, last: Last | None) -> Done:
+        return self._worker.train(order, client, torch.from_numpy(row.copy()), last)
 
     def score(self, row: np.ndarray, block: Block) -> Scored:
         return self._worker.score(torch.from_numpy(row.copy()), block)

@@ -21,6 +21,7 @@ from fedloom.native.library import SETS, instructions, library, right, why_not
 from fedloom.native.net import Native, Update
 from fedloom.native.plan import Unplanned
 from fedloom.native.verify import agrees
+from fedloom.tasks import Task
 
 _NUMBERS = {name: number for number, (name, _) in SETS.items()}
 _BESIDE = "+torch"
@@ -116,9 +117,9 @@ def kernels_for(
     return native
 
 
-def whole_steps(rule: LocalRule) -> bool:
+def whole_steps(rule: LocalRule, task: Task) -> bool:
     """Whether the kernels can do all of this rule's step: fetch, normalise, gradient."""
-    plain = type(rule).objective is LocalRule.objective
+    plain = type(rule).objective is LocalRule.objective and task.is_cross_entropy
     return plain and not rule.differentiates and not rule.narrows
 
 
@@ -132,12 +133,15 @@ def update_of(optimiser: Optimiser, memory: Mapping[str, Tensor]) -> Update:
     return Update(KINDS.index(o.kind), first, second, at.get("count"), *numbers)
 
 
-def described(found: Native | str, rule: LocalRule) -> str:
+def described(found: Native | str, rule: LocalRule, task: Task) -> str:
     """Which path a run takes and why, in words."""
     if not isinstance(found, Native):
         return f"torch: {found}"
-    if whole_steps(rule):
+    if whole_steps(rule, task):
         return f"native ({found.name}), whole steps"
+    if not task.is_cross_entropy:
+        loss = "a loss of one's own" if task.own_loss else f"the loss of {task.name}"
+        return f"native ({found.name}), through autograd: {loss} is torch's"
     why = "takes derivatives itself" if rule.differentiates else "has an objective of its own"
     return f"native ({found.name}), through autograd: {type(rule).__name__} {why}"
 

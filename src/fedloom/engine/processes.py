@@ -38,9 +38,9 @@ from fedloom.engine.base import (
     Engine,
     Lasts,
     OneProcess,
+    Order,
     Scored,
     Setting,
-    Task,
     same_row,
     scoring_jobs,
     training_jobs,
@@ -103,16 +103,16 @@ class Processes(Engine):
             self._members.append(self._hire())
 
     def train_each(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
-        words = self._pack(task)
+        words = self._pack(order)
         slots, same = len(self._inbox), same_row(rows)
         done: dict[int, Done] = {}
         for at in range(0, len(clients), slots):
             some = clients[at : at + slots]
             self._place(rows[:1] if same else rows[at : at + slots])
-            sizes = [work(self.setting, task, int(c)) for c in some]
-            hands = training_jobs(self._inner, self.setting, task, some)
+            sizes = [work(self.setting, order, int(c)) for c in some]
+            hands = training_jobs(self._inner, self.setting, order, some)
             known = self._recall(lasts[at : at + slots]) if lasts else [None] * len(some)
             jobs = [
                 ("train", words, some[h], [0] * len(h) if same else h, h, [known[i] for i in h])
@@ -285,15 +285,15 @@ class Processes(Engine):
         if job[0] == "score":
             return inner.score_job(self._inbox[: job[2], : self.setting.layout.size], job[1])
         _, words, clients, slots, places, known = job
-        task = self._unpack(words)
-        width = self.setting.layout.size if task.sections is None else task.sections.width
+        order = self._unpack(words)
+        width = self.setting.layout.size if order.sections is None else order.sections.width
         inbox = self._inbox[:, :width]
         starts = inbox[slots[0]].expand(len(slots), -1) if len(set(slots)) == 1 else inbox[slots]
         lasts = [
             None if k is None else Last(self._recalled[k[0], : k[1]].clone(), _unpacked(k[2]))
             for k in known
         ]
-        results = inner.train_job(task, clients, starts, lasts)
+        results = inner.train_job(order, clients, starts, lasts)
         answer = []
         for result, place in zip(results, places, strict=True):
             facts = vars(result).copy()
@@ -304,15 +304,15 @@ class Processes(Engine):
 
     # -- tasks as words ----------------------------------------------------------------------------
 
-    def _pack(self, task: Task) -> bytes:
+    def _pack(self, order: Order) -> bytes:
         words = io.BytesIO()
-        _Packer(words, self._parts).dump(task)
+        _Packer(words, self._parts).dump(order)
         return words.getvalue()
 
-    def _unpack(self, words: bytes) -> Task:
-        task = _Unpacker(io.BytesIO(words), self._parts).load()
-        assert isinstance(task, Task)
-        return task
+    def _unpack(self, words: bytes) -> Order:
+        order = _Unpacker(io.BytesIO(words), self._parts).load()
+        assert isinstance(order, Order)
+        return order
 
 
 class _Packer(pickle.Pickler):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Block, Done, Lasts, OneProcess, Scored, Setting, Task
+from fedloom.engine.base import Block, Done, Lasts, OneProcess, Order, Scored, Setting
 from fedloom.engine.worker import Worker
 
 
@@ -24,16 +24,16 @@ class Serial(OneProcess):
         return [[i] for i in range(len(sizes))]
 
     def train_each(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         with torch.random.fork_rng(devices=[]):  # clients seed it, each on its own
-            return super().train_each(task, clients, rows, lasts)
+            return super().train_each(order, clients, rows, lasts)
 
     def train_job(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         given = zip(clients, rows, lasts or [None] * len(clients), strict=True)
-        return [self.worker.train(task, int(c), row, last) for c, row, last in given]
+        return [self.worker.train(order, int(c), row, last) for c, row, last in given]
 
     def score_job(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         return [self.worker.score(rows[block.row], block) for block in blocks]

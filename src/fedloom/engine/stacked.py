@@ -22,13 +22,24 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedloom.engine.base import Block, Done, Lasts, OneProcess, Scored, Setting, Task, same_row
+from fedloom.engine.base import (
+    Block,
+    Done,
+    Lasts,
+    OneProcess,
+    Order,
+    Scored,
+    Setting,
+    Tally,
+    same_row,
+)
 from fedloom.engine.batches import Shelf
 from fedloom.engine.resident import Narrower, Resident
-from fedloom.engine.worker import Job, Worker, cells_and_losses
+from fedloom.engine.worker import Job, Worker
 from fedloom.errors import FedloomError, telling_memory
 from fedloom.local.rule import Back, Batch, Context, LocalRule, Params, counted
 from fedloom.models.norm import StaticBatchNorm2d, has_batch_norm, has_tracked_norm
+from fedloom.tasks import Task
 
 _AT_ONCE = 2**26  # values of the stack of models trained together (256 MB)
 _STEP = 2**21  # multiplications of a stack's step below which its overhead shows
@@ -104,14 +115,16 @@ class Stacked(OneProcess):
         return out
 
     def train_job(
-        self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
     ) -> list[Done]:
         with telling_memory(f"training {len(clients)} clients at once (--engine serial does less)"):
-            return self._train_job(task, clients, rows, lasts)
+            return self._train_job(order, clients, rows, lasts)
 
-    def _train_job(self, task: Task, clients: np.ndarray, rows: Tensor, lasts: Lasts) -> list[Done]:
+    def _train_job(
+        self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts
+    ) -> list[Done]:
         given = zip(clients, rows, lasts or [None] * len(clients), strict=True)
-        jobs = [self._worker.prepare(task, int(c), row, last) for c, row, last in given]
+        jobs = [self._worker.prepare(order, int(c), row, last) for c, row, last in given]
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for i, job in enumerate(jobs):
             groups[None if job.selection is None else job.selection.shape].append(i)
@@ -121,7 +134,7 @@ class Stacked(OneProcess):
             most = max(_AT_ONCE // jobs[members[0]].start.numel(), 1)
             for at in range(0, len(members), most):
                 some = members[at : at + most]
-                results = self._train_stack(task, [jobs[i] for i in some])
+                results = self._train_stack(order, [jobs[i] for i in some])
                 done.update(zip(some, results, strict=True))
         return [done[i] for i in range(len(jobs))]
 
@@ -138,10 +151,10 @@ class Stacked(OneProcess):
             for scored in self._score_stack(rows, blocks[at : at + most])
         ]
 
-    def _train_stack(self, task: Task, jobs: list[Job]) -> list[Done]:
+    def _train_stack(self, order: Order, jobs: list[Job]) -> list[Done]:
         """Train clients whose models have one shape, sorted by their number of steps."""
         started = time.perf_counter()
-        rule, optimiser = task.rule.at(task.round), task.optimiser
+        rule, optimiser = order.rule.at(order.round), order.optimiser
         device = self.setting.device
         resident = self._worker.resident(jobs[0].selection)
         if rule.differentiates and has_tracked_norm(resident.module):
@@ -155,9 +168,9 @@ class Stacked(OneProcess):
         gradient = self._gradient(rule, resident)
         reader = _Reader(jobs, rule.parts)
         lengths = np.array([len(job.steps) for job in jobs])
-        me = self._contexts(task, rule, jobs, rows.clone(), moved)
+        me = self._contexts(order, rule, jobs, rows.clone(), moved)
         grad = torch.zeros_like(rows[:, :moved])
-        memory = self._worker.optimiser_memory(task, jobs, rows[:, :moved])
+        memory = self._worker.optimiser_memory(order, jobs, rows[:, :moved])
         losses, seen = torch.zeros(len(jobs), device=device), np.zeros(len(jobs), dtype=np.int64)
         pads = not has_batch_norm(resident.module) and not rule.narrows
         for step in range(int(lengths.max(initial=0))):
@@ -172,7 +185,7 @@ class Stacked(OneProcess):
                     loss = torch.zeros(active, device=device)
                     for some in reader.alike(step, active):
                         mine, found, first = rows[some], grad[some], jobs[some[0]]
-                        narrow = self._worker.narrower(task, first.selection, first.widths[step])
+                        narrow = self._worker.narrower(order, first.selection, first.widths[step])
                         data = reader.batch(step, some)
                         loss[some] = gradient(mine, data, _some(me, some), found, narrow)
                         rows[some], grad[some] = mine, found  # batch norm moves its statistics
@@ -186,27 +199,27 @@ class Stacked(OneProcess):
         each = (time.perf_counter() - started) / len(jobs)
         out = []
         for i, job in enumerate(jobs):
-            back = self._finished(task, job, rule, rows[i], grad[i])
+            back = self._finished(order, job, rule, rows[i], grad[i])
             past = {name: value[i] for name, value in memory.items()}
             job.seconds["train"] = each
-            done = self._worker.hand_back(task, job, back, past, float(losses[i]), int(seen[i]))
+            done = self._worker.hand_back(order, job, back, past, float(losses[i]), int(seen[i]))
             out.append(done)
         return out
 
-    def _finished(self, task: Task, job: Job, rule: LocalRule, row: Tensor, grad: Tensor) -> Back:
+    def _finished(self, order: Order, job: Job, rule: LocalRule, row: Tensor, grad: Tensor) -> Back:
         if type(rule).finish is LocalRule.finish:
             return Back(row)
         start = job.start[: len(grad)].to(row.device)
-        me = self._worker.context(task, job, rule, start)
+        me = self._worker.context(order, job, rule, start)
         me = replace(me, logits=partial(self._worker.answers, job.selection, row))
         with torch.no_grad():
             return rule.finish(me, row, grad)
 
     def _contexts(
-        self, task: Task, rule: LocalRule, jobs: list[Job], starts: Tensor, moved: int
+        self, order: Order, rule: LocalRule, jobs: list[Job], starts: Tensor, moved: int
     ) -> Context:
         """The contexts of all, as one with a first axis of clients."""
-        first = self._worker.context(task, jobs[0], rule, starts[0, :moved])
+        first = self._worker.context(order, jobs[0], rule, starts[0, :moved])
         values = {
             name: torch.stack([job.values[name] for job in jobs]).to(starts.device)
             for name in (*rule.told, *rule.keeps)
@@ -223,7 +236,7 @@ class Stacked(OneProcess):
 
     def _gradient(self, rule: LocalRule, resident: Resident) -> Gradient:
         """Gradients of a stack, by `vmap`."""
-        layout = resident.layout
+        layout, task = resident.layout, self.setting.task
         buffers = [e for e in layout.entries if e.kind == "buffer"]
 
         def one(
@@ -239,7 +252,7 @@ class Stacked(OneProcess):
             moving = {e.name: _own(e.view(row), e.dtype) for e in buffers}
 
             net = _Net(resident, {**rest, **moving}, narrower)
-            batches = {part: _weighed(*values) for part, values in data.items()}
+            batches = {part: _weighed(task, *values) for part, values in data.items()}
             # Under vmap some layers can't take channels-last kernels.
             params = {name: p.contiguous() for name, p in layout.tensors(weights).items()}
             loss = rule.objective(net, params, batches, replace(me, **seen))
@@ -276,7 +289,7 @@ class Stacked(OneProcess):
 
     def _score_stack(self, rows: Tensor, blocks: Sequence[Block]) -> list[Scored]:
         """Blocks of different rows, each on its own model, in one go."""
-        worker, classes = self._worker, self.setting.dataset.n_classes
+        worker, task = self._worker, self.setting.task
         resident = worker.resident(None)
         resident.module.eval()
         layout, device = resident.layout, self.setting.device
@@ -288,8 +301,7 @@ class Stacked(OneProcess):
             return functional_call(resident.module, tensors, (x,))
 
         size = max(len(block.indices) for block in blocks)
-        out = [Scored(np.zeros((len(b.who), classes, classes), np.int64), np.zeros(len(b.who)))
-               for b in blocks]  # fmt: skip
+        out = [Tally(task, len(block.who)) for block in blocks]
         for at in range(0, size, 256):
             parts = [worker.source(b).batch(b.indices[at : at + 256]) for b in blocks]
             x, y, _ = _pad(parts)
@@ -297,11 +309,9 @@ class Stacked(OneProcess):
                 logits = vmap(forward)(state, x).float()
             for i, (block, part) in enumerate(zip(blocks, parts, strict=True)):
                 n = len(part.y)
-                cells, losses = cells_and_losses(logits[i, :n], y[i, :n], classes)
-                who = block.owner[at : at + 256]
-                np.add.at(out[i].confusion.reshape(-1), who * classes * classes + cells, 1)
-                np.add.at(out[i].loss, who, losses)
-        return out
+                if n:
+                    out[i].add(logits[i, :n], y[i, :n], block.owner[at : at + 256])
+        return [tally.scored() for tally in out]
 
 
 def _all_at_once(
@@ -326,10 +336,18 @@ def _each_alone(
 
 
 def _weighed(
-    x: Tensor, y: Tensor, weight: Tensor | None, held: Tensor | None, at: Tensor | None
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    held: Tensor | None,
+    at: Tensor | None,
 ) -> Batch:
     """A batch whose samples have weights: rules have one way to a loss under `vmap`."""
-    return Batch(x, y, x.new_ones(y.shape) if weight is None else weight, held, at)
+    samples = y.shape[: y.dim() - task.dims]
+    if weight is None:
+        weight = torch.ones(samples, device=x.device)
+    return Batch(x, y, weight, held, at, task=task)
 
 
 @dataclass(frozen=True)
@@ -458,7 +476,8 @@ class _Reader:
         assert isinstance(shelf, Shelf)  # public images are not looked up here
         images = shelf.source.normalise(x.index_select(0, flat))
         weight = None if real is None else real.to(x.device)
-        return images.unflatten(0, index.shape), y.index_select(0, flat).view(index.shape), weight
+        labels = y.index_select(0, flat).unflatten(0, index.shape)
+        return images.unflatten(0, index.shape), labels, weight
 
 
 def _pad(batches: Sequence[Batch]) -> Stacked3:
@@ -467,7 +486,7 @@ def _pad(batches: Sequence[Batch]) -> Stacked3:
     shape, real = _common(masks)
     first = batches[0]
     x = first.x.new_zeros(len(batches), *shape, *first.x.shape[1:])
-    y = first.y.new_zeros(len(batches), *shape)
+    y = first.y.new_zeros(len(batches), *shape, *first.y.shape[1:])
     for i, (batch, there) in enumerate(zip(batches, masks, strict=True)):
         at = tuple(torch.from_numpy(each).to(x.device) for each in np.nonzero(there))
         x[i][at], y[i][at] = batch.x, batch.y

@@ -15,10 +15,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedloom.data.public import PublicSet
-from fedloom.engine.base import Block, Done, Scored, Setting, Task
+from fedloom.engine.base import Block, Done, Order, Scored, Setting, Tally
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
 from fedloom.engine.kernels import kernels_for, update_of, whole_steps
 from fedloom.engine.memory import keep_freed_memory
@@ -82,20 +81,20 @@ class Worker:
         convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
         data, device = setting.dataset, setting.device
         last = convolves and not stacks and self._whole.native is None
-        scale, tokens = (data.mean, data.std), setting.tokens
-        self._train = Source(data.x, data.y, *scale, device, last, tokens)
-        self._test = Source(data.x_test, data.y_test, *scale, device, last, tokens)
+        scale, kind = (data.mean, data.std), (device, last, setting.tokens, setting.task)
+        self._train = Source(data.x, data.y, *scale, *kind)
+        self._test = Source(data.x_test, data.y_test, *scale, *kind)
         self._pool: dict[str, np.ndarray] = {}
 
-    def prepare(self, task: Task, client: int, row: Tensor, last: Last | None = None) -> Job:
+    def prepare(self, order: Order, client: int, row: Tensor, last: Last | None = None) -> Job:
         """Let `client` choose its part of `row`, take out its data and plan its steps."""
-        s, rule = self.setting, task.rule
+        s, rule = self.setting, order.rule
         started = time.perf_counter()
         model = row[: s.layout.size]
-        selection = task.select.choose(self._ask(task.select, task.round, client, model, last))
+        selection = order.select.choose(self._ask(order.select, order.round, client, model, last))
         if selection is not None and not (selection.index.diff() > 0).all():
             raise FedloomError(
-                f"{type(task.select).__name__} chose columns that do not ascend. Sort the index "
+                f"{type(order.select).__name__} chose columns that do not ascend. Sort the index "
                 "of its Selection and remove duplicates."
             )
         start = model if selection is None else model[selection.index]
@@ -105,38 +104,38 @@ class Worker:
             if part == "public":
                 shelves[part] = self._public_shelf
                 continue
-            rng = stream(s.seed, "augment", task.round, client, part) if s.augment else None
-            indices = self._indices(client, task.data.get(part, part))
+            rng = stream(s.seed, "augment", order.round, client, part) if s.augment else None
+            indices = self._indices(client, order.data.get(part, part))
             shelves[part] = Shelf(self._train, indices, s.augment, rng)
         sizes = {part: len(shelf) for part, shelf in shelves.items()}
-        if task.budget.support_first:
+        if order.budget.support_first:
             sizes["train-support"] = s.federation.size(client, "train-support")
-        steps = rule.plan(sizes, task.budget, stream(s.seed, "batches", task.round, client))
+        steps = rule.plan(sizes, order.budget, stream(s.seed, "batches", order.round, client))
         widths: list[float | None] = [None] * len(steps)
         if rule.narrows:
             capacity = float(s.capacities[client])
-            drawn = rule.widths(len(steps), capacity, stream(s.seed, "widths", task.round, client))
+            drawn = rule.widths(len(steps), capacity, stream(s.seed, "widths", order.round, client))
             widths = [None if width == capacity else width for width in drawn]
         held = None
         if "classes" in rule.needs and not s.pools:
             held = torch.from_numpy(s.federation.classes_of(client)).to(s.device)
         seconds = {"select": chosen - started, "data": time.perf_counter() - chosen}
-        values = self._values(task, row, selection)
+        values = self._values(order, row, selection)
         return Job(client, selection, row, start, values, shelves, steps, widths, held, seconds)
 
-    def _values(self, task: Task, row: Tensor, selection: Selection | None) -> dict[str, Tensor]:
+    def _values(self, order: Order, row: Tensor, selection: Selection | None) -> dict[str, Tensor]:
         """The named values in a row."""
-        if task.sections is None:
+        if order.sections is None:
             return {}
-        at = {n: section_columns(task.sections[n], selection, self.setting.layout)
-              for n in task.sections.names}  # fmt: skip
+        at = {n: section_columns(order.sections[n], selection, self.setting.layout)
+              for n in order.sections.names}  # fmt: skip
         return {n: row[columns].view(shape) for n, (columns, shape) in at.items()}
 
-    def train(self, task: Task, client: int, row: Tensor, last: Last | None = None) -> Done:
+    def train(self, order: Order, client: int, row: Tensor, last: Last | None = None) -> Done:
         """Prepare and train one client; `last` is what it sent before, for selectors that ask."""
         try:
-            with telling_memory(f"training client {client} in round {task.round}"):
-                return self._walk(task, self.prepare(task, client, row, last))
+            with telling_memory(f"training client {client} in round {order.round}"):
+                return self._walk(order, self.prepare(order, client, row, last))
         except ValueError as e:
             if "more than 1 value per channel" not in str(e):
                 raise
@@ -146,20 +145,22 @@ class Worker:
                 "model_options.norm=group)."
             ) from None
 
-    def _walk(self, task: Task, job: Job) -> Done:
+    def _walk(self, order: Order, job: Job) -> Done:
         started = time.perf_counter()
-        s, rule = self.setting, task.rule.at(task.round)
+        s, rule = self.setting, order.rule.at(order.round)
         resident = self.resident(job.selection)
         resident.load(job.start)
         resident.module.train()
-        _seed_torch(torch_seed(s.seed, "torch", task.round, job.client), s.device)
-        me = self.context(task, job, rule, resident.weights.clone())
-        memory = self.optimiser_memory(task, [job], resident.weights.unsqueeze(0))
+        _seed_torch(torch_seed(s.seed, "torch", order.round, job.client), s.device)
+        me = self.context(order, job, rule, resident.weights.clone())
+        memory = self.optimiser_memory(order, [job], resident.weights.unsqueeze(0))
         memory = {name: value[0] for name, value in memory.items()}
-        if resident.native is not None and job.steps and whole_steps(rule):
-            loss_sum, seen, data_seconds = self._native_steps(task, job, rule, resident, me, memory)
+        if resident.native is not None and job.steps and whole_steps(rule, s.task):
+            loss_sum, seen, data_seconds = self._native_steps(
+                order, job, rule, resident, me, memory
+            )
         else:
-            loss_sum, seen, data_seconds = self._steps(task, job, rule, resident, me, memory)
+            loss_sum, seen, data_seconds = self._steps(order, job, rule, resident, me, memory)
         with torch.no_grad():
             row = resident.read()
             me = replace(me, logits=partial(self.answers, job.selection, row))
@@ -167,11 +168,11 @@ class Worker:
             back = replace(back, row=back.row.cpu().clone())  # the resident one is used again
         train_seconds = time.perf_counter() - started - data_seconds
         job.seconds.update(data=job.seconds["data"] + data_seconds, train=train_seconds)
-        return self.hand_back(task, job, back, memory, loss_sum, seen)
+        return self.hand_back(order, job, back, memory, loss_sum, seen)
 
     def _native_steps(
         self,
-        task: Task,
+        order: Order,
         job: Job,
         rule: LocalRule,
         resident: Resident,
@@ -179,7 +180,7 @@ class Worker:
         memory: dict[str, Tensor],
     ) -> tuple[float, int, float]:
         """The summed loss, the samples seen and the seconds spent on data."""
-        shelf, native, optimiser = job.shelves["train"], resident.native, task.optimiser
+        shelf, native, optimiser = job.shelves["train"], resident.native, order.optimiser
         assert isinstance(shelf, Shelf)
         assert native is not None
         started = time.perf_counter()
@@ -206,7 +207,7 @@ class Worker:
 
     def _steps(
         self,
-        task: Task,
+        order: Order,
         job: Job,
         rule: LocalRule,
         resident: Resident,
@@ -214,7 +215,7 @@ class Worker:
         memory: dict[str, Tensor],
     ) -> tuple[float, int, float]:
         """The same, through autograd."""
-        s, optimiser = self.setting, task.optimiser
+        s, optimiser = self.setting, order.optimiser
         native = resident.native
         update = None if native is None else update_of(optimiser, memory)
         loss_sum = torch.zeros((), device=s.device)
@@ -225,7 +226,7 @@ class Worker:
             if job.held is not None:
                 data = {part: replace(batch, held=job.held) for part, batch in data.items()}
             data_seconds += time.perf_counter() - fetched
-            resident.at(self.narrower(task, job.selection, width))
+            resident.at(self.narrower(order, job.selection, width))
             if rule.differentiates:
                 loss = self._functional_gradient(resident, rule, data, me)
             else:
@@ -244,13 +245,13 @@ class Worker:
                 seen += size
         return float(loss_sum), seen, data_seconds
 
-    def context(self, task: Task, job: Job, rule: LocalRule, start: Tensor) -> Context:
+    def context(self, order: Order, job: Job, rule: LocalRule, start: Tensor) -> Context:
         device = self.setting.device
         values = {name: value.to(device) for name, value in job.values.items()}
         return Context(
             start=start,
             row=job.start.to(device),
-            lr=task.optimiser.lr,
+            lr=order.optimiser.lr,
             steps=len(job.steps),
             told=Declared({n: values[n] for n in rule.told}, type(rule).__name__, "told"),
             kept=Declared({n: values[n] for n in rule.keeps}, type(rule).__name__, "keeps"),
@@ -258,12 +259,12 @@ class Worker:
         )
 
     def optimiser_memory(
-        self, task: Task, jobs: Sequence[Job], weights: Tensor
+        self, order: Order, jobs: Sequence[Job], weights: Tensor
     ) -> dict[str, Tensor]:
         """What the optimiser remembers, a line for each client: nothing yet, or what they kept."""
-        names = {name: f"{OPTIMISER}{name}" for name in task.optimiser.values}
+        names = {name: f"{OPTIMISER}{name}" for name in order.optimiser.values}
         if not all(key in jobs[0].values for key in names.values()):
-            return task.optimiser.memory(weights)
+            return order.optimiser.memory(weights)
         return {
             name: torch.stack([job.values[key] for job in jobs]).to(weights).view(len(jobs), -1)
             for name, key in names.items()
@@ -271,7 +272,7 @@ class Worker:
 
     def hand_back(
         self,
-        task: Task,
+        order: Order,
         job: Job,
         back: Back,
         memory: Mapping[str, Tensor],
@@ -279,41 +280,41 @@ class Worker:
         seen: int,
     ) -> Done:
         """What a client returns, refused if it is not finite."""
-        row, index = self._gathered(task, job, back, memory)
+        row, index = self._gathered(order, job, back, memory)
         # The sum tells at once; only where it is not finite must every value be looked at.
         bad = not torch.isfinite(row.sum()) and not torch.isfinite(row).all()
-        if bad and not task.screened:
-            raise diverged(job.client, task)
-        macs, bytes_needed = self._costs(task, job, seen)
+        if bad and not order.screened:
+            raise diverged(job.client, order)
+        macs, bytes_needed = self._costs(order, job, seen)
         loss = loss_sum / max(seen, 1)
-        gaps = self._gaps(task, job, back) if task.select.measures and job.selection else None
+        gaps = self._gaps(order, job, back) if order.select.measures and job.selection else None
         steps = len(job.steps)
         return Done(row, index, loss, seen, steps, macs, bytes_needed, job.seconds, gaps)
 
-    def _gaps(self, task: Task, job: Job, back: Back) -> tuple[float, float]:
+    def _gaps(self, order: Order, job: Job, back: Back) -> tuple[float, float]:
         """‖∇f(w) − ∇f(w_sub)‖ before training (S2 theorem 1), and ‖Δw − Δw_sub‖ after it, had this
         client trained the whole model on the same batches (S2 figure 4.3). What a sub-model does
         not have counts as 0."""
         assert job.selection is not None
         index, trainable = job.selection.index, self.setting.layout.trainable
         mine = index[index < trainable]
-        whole = replace(task, select=Whole())
+        whole = replace(order, select=Whole())
         model = job.row[: self.setting.layout.size]
         apart = self._gradient(whole, replace(job, selection=None, start=model))
-        apart[mine] -= self._gradient(task, job)
+        apart[mine] -= self._gradient(order, job)
         moved = self.train(whole, job.client, job.row).row[:trainable] - job.row[:trainable]
         moved[mine] -= (back.row.cpu() - job.start)[: len(mine)]
         return float(apart.double().norm()), float(moved.double().norm())
 
-    def _gradient(self, task: Task, job: Job) -> Tensor:
+    def _gradient(self, order: Order, job: Job) -> Tensor:
         """The gradient of the rule's objective on all data of a client, as its module trains."""
-        s, rule, resident = self.setting, task.rule.at(task.round), self.resident(job.selection)
+        s, rule, resident = self.setting, order.rule.at(order.round), self.resident(job.selection)
         resident.load(job.start)
         resident.at(None)
         resident.module.train()
         start = resident.weights.clone()
-        me = self.context(task, job, rule, start)
-        indices = {p: self._indices(job.client, task.data.get(p, p)) for p in rule.parts}
+        me = self.context(order, job, rule, start)
+        indices = {p: self._indices(job.client, order.data.get(p, p)) for p in rule.parts}
         most = max(len(some) for some in indices.values())
         cuts = max(-(-most // LOOKED_AT_ONCE), 1)
         total = torch.zeros_like(resident.grad)
@@ -331,14 +332,14 @@ class Worker:
         return total.cpu()
 
     def _gathered(
-        self, task: Task, job: Job, back: Back, memory: Mapping[str, Tensor]
+        self, order: Order, job: Job, back: Back, memory: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor | None]:
         """The row that goes back, with named values in their sections, and its columns."""
-        chosen, layout, sections = job.selection, self.setting.layout, task.sections
+        chosen, layout, sections = job.selection, self.setting.layout, order.sections
         model = back.row.cpu()
         index = None if chosen is None else chosen.index
         given = {**back.keeps, **back.sends}
-        check_back(task.rule, job, back)
+        check_back(order.rule, job, back)
         if sections is None:
             return model, index
         given |= {key: value for name, value in memory.items()
@@ -354,24 +355,24 @@ class Worker:
         columns = torch.cat([index, *(at[name] for name in parts)])
         return torch.cat([model, *(given[name].cpu().reshape(-1) for name in parts)]), columns
 
-    def _costs(self, task: Task, job: Job, seen: int) -> tuple[int, int]:
+    def _costs(self, order: Order, job: Job, seen: int) -> tuple[int, int]:
         """Multiply-accumulates and memory of a client's round."""
         chosen, data = job.selection, self.setting.dataset
         resident = self.resident(chosen)
         macs = seen * self._macs[None if chosen is None else chosen.shape]
         inside = 0  # of the narrower nets, the largest that is in memory beside the client's own
         for width, count in Counter(job.widths).items():
-            narrower = self.narrower(task, chosen, width)
+            narrower = self.narrower(order, chosen, width)
             if narrower is not None:
                 each, saved = narrower.costs(data.shape)
                 macs += seen * count // len(job.steps) * each
                 inside = max(inside, saved)
         sizes = (sum(at.shape[-1] for at in step.values()) for step in job.steps)
         batch = max(sizes, default=0)
-        copies = 2 + sum(name != "count" for name in task.optimiser.values)
+        copies = 2 + sum(name != "count" for name in order.optimiser.values)
         memory = copies * resident.layout.trainable * resident.layout.bytes
         memory += batch * (self._saved[None if chosen is None else chosen.shape] + inside)
-        if "data" in task.select.needs and chosen is not None:  # it chose from the whole model
+        if "data" in order.select.needs and chosen is not None:  # it chose from the whole model
             each, passing = self._inference
             macs += chosen.samples * each * (2 if self.setting.static else 1)  # norms are measured
             whole = self.setting.layout.size * self.setting.layout.bytes
@@ -395,22 +396,15 @@ class Worker:
             settle(resident.module, self._train.batches(measured_on), self.setting.submodels)
         resident.module.eval()
         source = self.source(block)
-        classes, groups = self.setting.dataset.n_classes, len(block.who)
-        loss = np.zeros(groups)
-        confusion = np.zeros(groups * classes * classes, dtype=np.int64)
+        tally = Tally(self.setting.task, len(block.who))
         kept = []
         with torch.inference_mode(), self.setting.autocast():
             for at in range(0, len(block.indices), SCORE_BATCH):
                 logits, y = self._look(resident, source, block.indices[at : at + SCORE_BATCH])
-                cells, losses = cells_and_losses(logits, y, classes)
+                tally.add(logits, y, block.owner[at : at + SCORE_BATCH])
                 if block.probabilities:
                     kept.append(logits.softmax(-1).double().cpu().numpy())
-                who = block.owner[at : at + SCORE_BATCH]
-                cell = who * classes * classes + cells
-                confusion += np.bincount(cell, minlength=len(confusion))
-                loss += np.bincount(who, weights=losses, minlength=groups)
-        known = np.concatenate(kept) if kept else None
-        return Scored(confusion.reshape(groups, classes, classes), loss, known)
+        return tally.scored(np.concatenate(kept) if kept else None)
 
     def _scored(self, row: Tensor, block: Block) -> tuple[Resident, Tensor]:
         """The network that is scored, and its row."""
@@ -476,7 +470,7 @@ class Worker:
         return self._residents[selection.shape]
 
     def narrower(
-        self, task: Task, selection: Selection | None, width: float | None
+        self, order: Order, selection: Selection | None, width: float | None
     ) -> Narrower | None:
         """The net of this width inside a client's own."""
         if width is None:
@@ -487,7 +481,7 @@ class Worker:
             assert whole is not None
             mine = whole if selection is None else selection.channels
             assert mine is not None
-            counts, scale = task.select.narrowed(whole, width)
+            counts, scale = order.select.narrowed(whole, width)
             self._narrower[key] = Narrower(mine, counts, scale, self._native)
         return self._narrower[key]
 
@@ -548,10 +542,10 @@ class Worker:
         return self._pool[part]
 
 
-def diverged(client: int, task: Task) -> Diverged:
+def diverged(client: int, order: Order) -> Diverged:
     return Diverged(
-        f"Training diverged: the update of client {client} in round {task.round} holds NaN or "
-        f"infinite values (learning rate {task.optimiser.lr:g}, {task.rule}). Lower --lr (and "
+        f"Training diverged: the update of client {client} in round {order.round} holds NaN or "
+        f"infinite values (learning rate {order.optimiser.lr:g}, {order.rule}). Lower --lr (and "
         "alpha, where the method has one), bound the gradient with --clip 1, or continue "
         "without such clients: --on-bad skip."
     )
@@ -601,9 +595,3 @@ def _seed_torch(seed: int, device: torch.device) -> None:
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
-
-
-def cells_and_losses(logits: Tensor, y: Tensor, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per sample: its cell of the confusion matrix, and its loss."""
-    losses = F.cross_entropy(logits, y, reduction="none").double().cpu().numpy()
-    return (y * classes + logits.argmax(-1)).cpu().numpy(), losses

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from fedloom.data.catalog import SITES, natural
+from fedloom.data.catalog import SITES, is_by_class, natural
 from fedloom.data.partition import Partition, by_column
 from fedloom.data.split import named_clients
 from fedloom.engine import Diverged
@@ -61,11 +61,12 @@ def run(
     The run is written to `out` (default: a new directory under `runs/`); with `resume` it goes on
     from its last whole round, as the same experiment. `fork` (a run's directory, or
     `"DIRECTORY@ROUND"`) starts a new run from the checkpoint of another, with its settings and
-    those given. `init` is what weights start from: a state_dict, a module, a run or a file.
+    those given. `init` is what weights start from: a state_dict, a module, a run or a file; `loss`
+    is minimised in place of the task's: a function of outputs and labels that returns the mean.
     `lenient` lets a method pass over settings that its definition fixes.
     """
     check_flags(out, resume, overwrite)
-    for given in (method, model):
+    for given in (method, model, settings.get("loss")):
         if isinstance(given, str | Path):
             trust(given)
     asked = {**settings, "data": data, "model": model}
@@ -195,7 +196,7 @@ class _Plan:
     config: Config
     options: MethodOptions
     given: frozenset[str]
-    objects: dict[str, Any]  # data, model, partition, init
+    objects: dict[str, Any]  # data, model, partition, init, loss
 
 
 def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result:
@@ -372,6 +373,21 @@ def _deal_by_nature(given: dict[str, Any], objects: Mapping[str, Any]) -> None:
         given |= {} if column is None else {"partition": f"by:{column}"}
 
 
+def _deal_without_classes(
+    given: dict[str, Any], method: type[MethodOptions], objects: dict[str, Any], lenient: bool
+) -> None:
+    """Data whose samples have no class is dealt evenly unless asked otherwise."""
+    data = objects.get("data", given.get("data"))
+    if data is None or (isinstance(data, str) and is_by_class(data)):
+        return
+    config = make_config({**given, "clients": _MOST_CLIENTS}, method, lenient=lenient)[0]
+    dataset = load_dataset(config, objects.get("data"))
+    if config.data != "custom":
+        objects["data"] = dataset
+    if not dataset.task.by_class:
+        given["partition"] = "iid"
+
+
 def _named_clients(
     given: Mapping[str, Any], method: type[MethodOptions], objects: dict[str, Any], lenient: bool
 ) -> int | None:
@@ -391,7 +407,7 @@ def _named_clients(
 def planned(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -> _Plan:
     given = {k: v for k, v in settings.items() if k not in ("data", "model") or v is not None}
     objects = {}
-    for key in ("data", "model", "partition", "init", "fork"):
+    for key in ("data", "model", "partition", "init", "loss", "fork"):
         value = given.get(key)
         if isinstance(value, Path):
             given[key] = f"file:{value}" if key == "partition" else str(value)
@@ -402,11 +418,18 @@ def planned(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -
             f"model={quoted(objects['model'])} is not valid: give a model's name, "
             "FILE.py:FACTORY, or in Python a factory (shape, classes) -> nn.Module."
         )
+    if "loss" in objects and not callable(objects["loss"]):
+        raise FedloomError(
+            f"loss={quoted(objects['loss'])} is not valid: give a function of outputs and labels "
+            "that returns the mean loss of a batch, or FILE.py:FUNCTION."
+        )
     if "partition" in objects:
         objects["partition"] = Partition.of_object(objects["partition"])
     cls, words = named(method)
     given = merge(given, words)
     _deal_by_nature(given, objects)
+    if "partition" not in given:
+        _deal_without_classes(given, cls, objects, lenient)
     if given.get("clients") is None:
         given.pop("clients", None)
         count = _named_clients(given, cls, objects, lenient)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -22,20 +23,61 @@ from fedloom.experiment.result import Result
 from fedloom.experiment.settings import RESUMABLE
 from fedloom.experiment.store import RunStore
 from fedloom.files import atomic_file
+from fedloom.tasks import Classification, Measure, kind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: name in the summary → (heading, unit, factor)
-COLUMNS = {
-    "test_accuracy": ("test accuracy", "%", 100),
-    "macro": ("client accuracy", "%", 100),
-    "worst10": ("worst 10 %", "%", 100),
-    "new_macro": ("newcomers", "%", 100),
-    "bytes": ("traffic", "MB", 1e-6),
-    "macs": ("work", "GMAC", 1e-9),
-    "seconds": ("time", "s", 1),
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: its heading, its unit, and whether less is better."""
+
+    heading: str
+    unit: str
+    factor: float
+    lower: bool = False
+
+    @property
+    def head(self) -> str:
+        return f"{self.heading} ({self.unit})" if self.unit else self.heading
+
+    @staticmethod
+    def of(measure: Measure, heading: str) -> Column:
+        return Column(heading, measure.unit, measure.factor, measure.lower)
+
+    def text(self, mean: float, std: float, seeds: int) -> str:
+        mean, std = mean * self.factor, std * self.factor
+        if not np.isfinite(mean):  # a seed has no number: that is no mean over the seeds
+            return "–"
+        if self.unit:
+            digits = 2 if abs(mean) < 1000 else 0
+        else:  # of any size: four digits that count
+            digits = max(3 - math.floor(math.log10(abs(mean))), 0) if mean else 2
+        text = f"{mean:.{digits}f}"
+        return f"{text} ± {std:.{digits}f}" if seeds > 1 and std >= 10**-digits / 2 else text
+
+
+_COSTS = {
+    "bytes": Column("traffic", "MB", 1e-6, lower=True),
+    "macs": Column("work", "GMAC", 1e-9, lower=True),
+    "seconds": Column("time", "s", 1, lower=True),
 }
+
+
+def columns_of(task: str) -> dict[str, Column]:
+    """Name in the summary → the column of a comparison of this task."""
+    first, *others = kind(task).measures
+    tested = others if task != Classification.name else []
+    tested = [m for m in tested if m not in Classification.measures[1:] or task == "multi-label"]
+    return {
+        f"test_{first.name}": Column.of(first, f"test {first.called}"),
+        **{f"test_{m.name}": Column.of(m, f"test {m.called}") for m in tested},
+        "macro": Column.of(first, f"client {first.called}"),
+        "worst10": Column.of(first, "worst 10 %"),
+        "new_macro": Column.of(first, "newcomers"),
+        **_COSTS,
+    }
 
 
 @dataclass
@@ -85,7 +127,6 @@ def run_name(label: str, seed: int) -> str:
 
 
 _SURE = 0.05  # p-value from which methods are not told apart
-_COSTS = ("bytes", "macs", "seconds")  # of which less is better
 
 
 class Comparison:
@@ -159,6 +200,26 @@ class Comparison:
         """Methods left out, and why."""
         return self.record.diverged
 
+    @cached_property
+    def task(self) -> str:
+        """What all of them learn."""
+        found = {run.task for runs in self.results.values() for run in runs}
+        if len(found) > 1:
+            raise FedloomError(
+                f"These runs learn different tasks, {' and '.join(sorted(found))}: their scores "
+                "can't stand in one table."
+            )
+        return found.pop()
+
+    @cached_property
+    def all_columns(self) -> dict[str, Column]:
+        return columns_of(self.task)
+
+    @property
+    def scores(self) -> tuple[str, str]:
+        """The columns that methods are compared by: of the clients, and of the common test set."""
+        return "macro", f"test_{kind(self.task).measures[0].name}"
+
     def agreed(self) -> dict[str, Any]:
         """Settings that all runs share so as to be compared on the same samples."""
         config = next(iter(self.results.values()))[0].config
@@ -218,16 +279,17 @@ class Comparison:
         for method in self.results:
             mine = self.runs[self.runs["method"] == method].set_index("seed")
             row: dict[str, object] = {"method": method}
-            for name in COLUMNS:
+            for name in self.all_columns:
                 if name in mine:
                     row[name] = mine[name].mean(skipna=False)
                     row[f"{name}_std"] = mine[name].std(ddof=0)
-            for name in ("test_accuracy", "macro"):
+            for name in reversed(self.scores):
                 if name in mine and name in base:
                     gain = mine[name] - base[name]
                     row[f"{name}_gain"] = gain.mean(skipna=False)
                     row[f"{name}_gain_std"] = gain.std(ddof=0)
-                    row[f"{name}_wins"] = int((gain > 0).sum())
+                    better = -gain if self.all_columns[name].lower else gain
+                    row[f"{name}_wins"] = int((better > 0).sum())
                     row[f"{name}_p"] = _chance(gain.to_numpy())
             rows.append(row)
         return pd.DataFrame(rows).set_index("method")
@@ -236,28 +298,35 @@ class Comparison:
         """The table as text: headings and rows, for a terminal, Markdown or HTML."""
         table = self.table
         used = self.columns
-        paired = ("macro", "test_accuracy") if len(table) > 1 else ()
+        paired = self.scores if len(table) > 1 else ()
         gain = next((n for n in paired if f"{n}_gain" in table), None)
-        heads = ["method"] + [f"{COLUMNS[n][0]} ({COLUMNS[n][1]})" for n in used]
+        columns = self.all_columns
+        heads = ["method"] + [columns[n].head for n in used]
         if gain:
-            heads.append(f"{COLUMNS[gain][0]} vs {self.baseline}")
+            heads.append(f"{columns[gain].heading} vs {self.baseline}")
         seeds = len(next(iter(self.results.values())))
         out = []
         for method, row in table.iterrows():
             cells = [str(method)]
             for name in used:
-                factor = COLUMNS[name][2]
-                cells.append(_plus_minus(row[name] * factor, row[f"{name}_std"] * factor, seeds))
+                cells.append(columns[name].text(row[name], row[f"{name}_std"], seeds))
             if gain and (method == self.baseline or not np.isfinite(row[f"{gain}_gain"])):
                 cells.append("–")
             elif gain:
-                change = f"{100 * row[f'{gain}_gain']:+.2f}"
-                spread = f" ± {100 * row[f'{gain}_gain_std']:.2f}" if seeds > 1 else ""
+                change, spread = self._change(gain, row, seeds)
                 wins, p = int(row[f"{gain}_wins"]), row[f"{gain}_p"]
                 sure = f", p = {p:.2g}" if np.isfinite(p) else ""
                 cells.append(f"{change}{spread} ({wins}/{seeds} better{sure})")
             out.append(cells)
         return heads, out
+
+    def _change(self, name: str, row: pd.Series, seeds: int) -> tuple[str, str]:
+        """A gain and its spread, as text."""
+        column = self.all_columns[name]
+        by, std = (column.factor * row[f"{name}_{word}"] for word in ("gain", "gain_std"))
+        if column.unit:
+            return f"{by:+.2f}", f" ± {std:.2f}" if seeds > 1 else ""
+        return f"{by:+.3g}", f" ± {std:.2g}" if seeds > 1 else ""
 
     def markdown(self) -> str:
         heads, rows = self.cells()
@@ -268,22 +337,24 @@ class Comparison:
         """The table as numbers, with all digits."""
         self.table.to_csv(file)
 
-    def latex(self, columns: Sequence[str] = ("test_accuracy", "macro", "worst10", "bytes")) -> str:
-        """The table for a paper (with the package booktabs), the best mean of each column bold."""
-        table = self.table
-        if wrong := next((n for n in columns if n not in COLUMNS), None):
-            raise unknown("column", wrong, COLUMNS)
+    def latex(self, columns: Sequence[str] | None = None) -> str:
+        """The table for a paper (with the package booktabs), the best mean of each column bold;
+        unless `columns` are given, the scores and the traffic."""
+        table, known = self.table, self.all_columns
+        if columns is None:
+            columns = (self.scores[1], "macro", "worst10", "bytes")
+        if wrong := next((n for n in columns if n not in known), None):
+            raise unknown("column", wrong, known)
         used = [n for n in columns if n in table and table[n].notna().any()]
         seeds = len(next(iter(self.results.values())))
-        heads = [f"{COLUMNS[n][0]} ({COLUMNS[n][1]})" for n in used]
+        heads = [known[n].head for n in used]
         lines = [r"\begin{tabular}{l" + "r" * len(used) + "}", r"\toprule",
                  " & ".join(map(_escaped, ["method", *heads])) + r" \\", r"\midrule"]  # fmt: skip
-        best = {n: (table[n].min if n in _COSTS else table[n].max)() for n in used}
+        best = {n: (table[n].min if known[n].lower else table[n].max)() for n in used}
         for method, row in table.iterrows():
             cells = [_escaped(str(method))]
             for name in used:
-                factor = COLUMNS[name][2]
-                text = _plus_minus(row[name] * factor, row[f"{name}_std"] * factor, seeds)
+                text = known[name].text(row[name], row[f"{name}_std"], seeds)
                 text = text.replace("±", r"$\pm$").replace("–", "--")
                 cells.append(rf"\textbf{{{text}}}" if row[name] == best[name] else text)
             lines.append(" & ".join(cells) + r" \\")
@@ -297,11 +368,11 @@ class Comparison:
         return html_table(Grid(*self.cells())) + f"<p>{' '.join(self.remarks())}</p>"
 
     def plot(self, file: str | Path | None = None) -> Figure:
-        """Accuracy over rounds, mean and spread over seeds; saved if `file` is given."""
+        """Scores over rounds, mean and spread over seeds; saved if `file` is given."""
         from fedloom.report.plots import plot_comparison, save
 
         curves = {m: [r.evaluations for r in results] for m, results in self.results.items()}
-        figure = plot_comparison(curves)
+        figure = plot_comparison(curves, kind(self.task).measures[0])
         if file is not None:
             save(figure, Path(file))
         return figure
@@ -340,13 +411,14 @@ class Comparison:
     @property
     def columns(self) -> list[str]:
         """Scores and costs that there are, in the table's order."""
-        return [n for n in COLUMNS if n in self.table and self.table[n].notna().any()]
+        return [n for n in self.all_columns if n in self.table and self.table[n].notna().any()]
 
     def best(self, column: str) -> tuple[str, list[str]]:
         """The best method of a column, and those that a paired test does not tell apart from it
         (none with one seed, or of costs)."""
         values = self.table[column]
-        first = str(values.idxmin() if column in _COSTS else values.idxmax())
+        lower = self.all_columns[column].lower
+        first = str(values.idxmin() if lower else values.idxmax())
         if column in _COSTS:
             return first, []
         others = [str(m) for m in self.table.index if m != first]
@@ -413,11 +485,3 @@ def _chance(gains: np.ndarray) -> float:
 
 def _escaped(text: str) -> str:
     return re.sub(r"([&%$#_{}])", r"\\\1", text)
-
-
-def _plus_minus(mean: float, std: float, seeds: int) -> str:
-    if not np.isfinite(mean):  # a seed has no number: that is no mean over the seeds
-        return "–"
-    digits = 2 if abs(mean) < 1000 else 0
-    text = f"{mean:.{digits}f}"
-    return f"{text} ± {std:.{digits}f}" if seeds > 1 and std >= 10**-digits / 2 else text

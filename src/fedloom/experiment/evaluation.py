@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from fedloom.adapt import Adapt
-from fedloom.engine import Engine, Scored, Task, Trained
+from fedloom.engine import Engine, Order, Scored, Trained
 from fedloom.engine.base import Held, same_row
 from fedloom.experiment.setup import Experiment
 from fedloom.local import Budget, LocalRule, Optimiser
 from fedloom.metrics.alike import mean_similarity
-from fedloom.metrics.scores import MEASURES, client_scores, summarise
+from fedloom.metrics.scores import client_scores, kept_before, summarise
 from fedloom.select import Whole
 from fedloom.streams import stream
+from fedloom.tasks import Classification, Task
 
 _SCORED_AT_ONCE = 64  # personal models composed in memory at a time
 
@@ -52,8 +53,8 @@ class Adapting:
         optimiser = self.optimiser if self.adapt.lr is None else Optimiser(self.adapt.lr)
         budget = replace(self.budget, epochs=self.adapt.epochs, steps=None, support_first=False)
         data = dict.fromkeys(rule.parts, self.learns)
-        task = Task(rule, budget, optimiser, self.round, data=data)
-        return engine.train(task, clients, rows)
+        order = Order(rule, budget, optimiser, self.round, data=data)
+        return engine.train(order, clients, rows)
 
     def best(self, engine: Engine, clients: np.ndarray, tried: Tensor) -> np.ndarray:
         """For each client, which of the rows adapts best to its data: the one whose mean loss is
@@ -80,13 +81,15 @@ class Evaluation:
     def score(self, t: int) -> tuple[dict[str, Any], pd.DataFrame | None]:
         """Score the common test set and every client's own: a record and the per-client table."""
         record: dict[str, Any] = {}
+        if self._task.name != Classification.name:
+            record["task"] = self._task.name
         if self.experiment.engine.setting.static:
             record["norms"] = {"measured": True}
         clients = self._scored_clients
         common = self._score_common(clients)
         if common is not None:
-            names = {"test_accuracy": "accuracy", "test_loss": "loss"}
-            record["test"] = {name: float(common[c].mean()) for c, name in names.items()}
+            means = {m.name: float(common[f"test_{m.name}"].mean()) for m in self._task.tested}
+            record["test"] = {name: mean for name, mean in means.items() if np.isfinite(mean)}
         if self.experiment.method.mix.home == "node":
             record["similarity"] = mean_similarity(self._trainable(clients), self._start)
         tables = []
@@ -99,10 +102,14 @@ class Evaluation:
             table.insert(0, "round", t)
             table.insert(1, "population", population)
             tables.append(table)
-            summary = summarise(table)
+            summary = summarise(table, self._task)
             if summary:
                 record["clients" if population == "local" else "newcomers"] = summary
         return record, pd.concat(tables, ignore_index=True) if tables else None
+
+    @property
+    def _task(self) -> Task:
+        return self.experiment.dataset.task
 
     @cached_property
     def _scored_clients(self) -> np.ndarray:
@@ -135,7 +142,7 @@ class Evaluation:
             # Norms of a shared model are measured on data of everybody.
             everybody = x.federation.everybody
             scored = x.engine.score_global(x.state.models(everybody[:1]), everybody)
-            return _common(everybody[:1], scored)
+            return self._common(everybody[:1], scored)
         who = clients
         if len(who) > x.config.eval_common:
             drawn = stream(x.config.seed, "common-clients").permutation(who)
@@ -148,7 +155,7 @@ class Evaluation:
         if len(others) and x.method.newcomer.choice == "only":
             tried = self._candidates()
             models += [(some, tried.expand(len(some), -1)) for some in _chunks(others)]
-        tables = [_common(some, x.engine.score_global(rows, some)) for some, rows in models]
+        tables = [self._common(some, x.engine.score_global(rows, some)) for some, rows in models]
         if not tables:
             return None
         return pd.concat(tables, ignore_index=True).sort_values("client", ignore_index=True)
@@ -188,7 +195,7 @@ class Evaluation:
         shared = not x.state.personal
         table = self._table(clients, x.engine.score(clients, rows, adapt.scored, shared))
         if adapt.rule is not None:
-            before = table[["correct", *MEASURES]].add_suffix("_before")
+            before = table[kept_before(self._task)].add_suffix("_before")
             rows = self._adapting(t).rows(x.engine, clients, rows)
             table = self._table(clients, x.engine.score(clients, rows, adapt.scored))
             table = table.join(before)
@@ -197,7 +204,7 @@ class Evaluation:
         return table
 
     def _score_held(self, t: int, table: pd.DataFrame, clients: np.ndarray, rows: Tensor) -> None:
-        """Beside its accuracy, that of the sub-model which a weak client can hold."""
+        """Beside its score, that of the sub-model which a weak client can hold."""
         x = self.experiment
         weak = np.flatnonzero(x.capacities[clients] < 1)
         if isinstance(x.method.select, Whole) or not len(weak):
@@ -206,11 +213,10 @@ class Evaluation:
         held = [Held(int(c), t, x.method.select, last)
                 for c, last in zip(clients[weak], lasts, strict=True)]  # fmt: skip
         some = rows if same_row(rows) else rows[torch.from_numpy(weak)]
-        confusion = x.engine.score_held(some, held, x.method.adapt.scored).confusion
-        accuracy = table["accuracy"].to_numpy(copy=True)
-        with np.errstate(invalid="ignore"):
-            accuracy[weak] = np.trace(confusion, axis1=1, axis2=2) / confusion.sum((1, 2))
-        table["capacity_accuracy"] = accuracy
+        scored, first = x.engine.score_held(some, held, x.method.adapt.scored), self._task.primary
+        found = table[first.name].to_numpy(copy=True)
+        found[weak] = self._task.scores(scored.sums, scored.kept)[first.name]
+        table[f"capacity_{first.name}"] = found
 
     def _score_best(
         self, t: int, clients: np.ndarray, tried: Tensor, owners: np.ndarray
@@ -228,16 +234,22 @@ class Evaluation:
     def _table(self, clients: np.ndarray, scored: Scored) -> pd.DataFrame:
         x = self.experiment
         held = np.stack([x.federation.label_counts(int(c)) for c in clients])
-        table = client_scores(scored.confusion, scored.loss, held > 0)
+        scores = self._task.scores(scored.sums, scored.kept)
+        table = pd.DataFrame(scores)
+        if self._task.by_class:
+            table = client_scores(scored.confusion, scored.loss, held > 0)
+            for name in (name for name in scores if name not in table):
+                table[name] = scores[name]
         table.insert(0, "client", clients)
         table.insert(1, "capacity", x.capacities[clients])
         sizes = [x.federation.size(int(c), "train") for c in clients]
         table.insert(2, "train_samples", sizes)
-        main = held.argmax(1)
-        table.insert(3, "main_class", main)
-        hits = scored.confusion[np.arange(len(clients)), main].sum(-1)
-        with np.errstate(invalid="ignore"):
-            table["majority"] = hits / scored.confusion.sum((1, 2))
+        if self._task.by_class:
+            main = held.argmax(1)
+            table.insert(3, "main_class", main)
+            hits = scored.confusion[np.arange(len(clients)), main].sum(-1)
+            with np.errstate(invalid="ignore"):
+                table["majority"] = hits / scored.confusion.sum((1, 2))
         if x.federation.partition.names:
             table.insert(1, "name", [x.federation.name(int(c)) for c in clients])
         return table
@@ -247,15 +259,14 @@ class Evaluation:
         adapt = x.method.adapt
         return Adapting(adapt, x.budget, x.config.optimiser_at(t), t, adapt.learns)
 
-
-def _common(clients: np.ndarray, scored: Scored) -> pd.DataFrame:
-    """Accuracy and loss of these clients' models on the common test set, where they are one model
-    too."""
-    total = scored.confusion.sum((1, 2))
-    accuracy = np.trace(scored.confusion, axis1=1, axis2=2) / total
-    values = {"test_accuracy": accuracy, "test_loss": scored.loss / total}
-    each = {name: np.broadcast_to(v, len(clients)) for name, v in values.items()}
-    return pd.DataFrame({"client": clients, **each})
+    def _common(self, clients: np.ndarray, scored: Scored) -> pd.DataFrame:
+        """Scores of these clients' models on the common test set, where they are one model too."""
+        scores = self._task.scores(scored.sums, scored.kept)
+        each = {
+            f"test_{m.name}": np.broadcast_to(scores[m.name], len(clients))
+            for m in self._task.tested
+        }
+        return pd.DataFrame({"client": clients, **each})
 
 
 def _chunks(clients: np.ndarray) -> Iterable[np.ndarray]:

@@ -30,6 +30,7 @@ from fedloom.layout import Layout
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
+from fedloom.tasks import Loss
 
 _LOOKED_AT = 64  # images that tell one data set from another
 
@@ -43,6 +44,7 @@ CONTENTS = {
     "public_images": ("other public images", "public"),
     "method_source": ("another source of the method", "method"),
     "model_source": ("another source of the model", "model"),
+    "loss_source": ("another source of the loss", "loss"),
     "layout": ("other layers of the model", "model"),
 }
 
@@ -82,8 +84,8 @@ def check_contents(
 def check_sources(path: Path, about: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Refuse source files that have changed since the run's checkpoint was made, before they run:
     naming them would not help."""
-    for key in ("method", "model"):
-        name, known = str(config.get(key, "")), f"{key}_source"
+    for key in ("method", "model", "loss"):
+        name, known = str(config.get(key) or ""), f"{key}_source"
         if is_file(name) and about.get(known) not in (None, _digest([source_of(name)])):
             raise _changed(path, known, name)
 
@@ -113,6 +115,7 @@ def fingerprints(
     capacities: np.ndarray,
     public: PublicSet | None,
     layout: Layout,
+    loss: Loss | None = None,
 ) -> dict[str, str]:
     """What tells the contents behind a config's names from others."""
     dealt, new = federation.partition, federation.newcomers
@@ -130,6 +133,9 @@ def fingerprints(
         "model_source": _digest([source_of(config.model)])
         if is_file(config.model)
         else _digest([_source(factory)]),
+        "loss_source": _digest([source_of(config.loss)])
+        if is_file(config.loss or "")
+        else _digest([] if loss is None else [_source(loss)]),
         "layout": f"{zlib.crc32(repr(shapes).encode()):08x}",
     }
 

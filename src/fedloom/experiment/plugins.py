@@ -1,4 +1,4 @@
-"""The user's own methods and models, given as `FILE.py` or `FILE.py:NAME`.
+"""The user's own methods, models and losses, given as `FILE.py` or `FILE.py:NAME`.
 
 Such a file is a program. It runs only if the user has named it, now or before (`trust`): a run's
 config that somebody else made can't have its own code run. Files are known by their contents, so it
@@ -19,6 +19,7 @@ from typing import Any
 from fedloom.errors import FedloomError, unknown
 from fedloom.methods.registry import MethodOptions, find
 from fedloom.models import Factory
+from fedloom.tasks import Loss
 
 _trusted: set[str] = set()  # by this process, which may not be able to write the list
 
@@ -121,6 +122,17 @@ def model_factory(name: str) -> str | Factory:
     if not is_file(name):
         return name
     return _pick(name, callable, "model factory")
+
+
+def loss_function(name: str) -> Loss:
+    """The loss that a file defines."""
+    if not is_file(name):
+        raise FedloomError(
+            f"loss={name} is not valid: give FILE.py:FUNCTION or, in Python, a function of outputs "
+            "and labels."
+        )
+    found: Loss = _pick(name, callable, "loss function")
+    return found
 
 
 def _pick(name: str, fits: Callable[[Any], bool], what: str) -> Any:

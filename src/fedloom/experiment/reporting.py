@@ -17,6 +17,7 @@ import fedloom
 from fedloom.experiment.config import as_words
 from fedloom.experiment.result import Result
 from fedloom.report.html import Cell, Dot, Grid, Line, Page, Panel, Spot
+from fedloom.tasks import Measure
 
 if TYPE_CHECKING:
     from fedloom.experiment.compare import Comparison
@@ -24,28 +25,37 @@ if TYPE_CHECKING:
 
 _SURE = 0.05  # p-value below which a lead is called one
 _AXES = {"round": "round", "MB": "MB sent and received", "s": "seconds of computing"}
-#: column → title, unit, factor
-_PANELS = {
-    "test_accuracy": ("Common test set", "accuracy (%)", 100.0),
-    "macro": ("Clients' own test data", "accuracy (%)", 100.0),
-    "worst10": ("Worst 10 % of clients", "accuracy (%)", 100.0),
-    "new_macro": ("Newcomers", "accuracy (%)", 100.0),
-    "test_loss": ("Loss on the common test set", "loss", 1.0),
-    "train_loss": ("Training loss", "loss", 1.0),
-}
+
+
+def _panels_of(measure: Measure) -> dict[str, tuple[str, str, float]]:
+    """Column → title, unit, factor."""
+    scored = {
+        f"test_{measure.name}": "Common test set",
+        "macro": "Clients' own test data",
+        "worst10": "Worst 10 % of clients",
+        "new_macro": "Newcomers",
+    }
+    return {
+        **{name: (title, measure.axis, measure.factor) for name, title in scored.items()},
+        "test_loss": ("Loss on the common test set", "loss", 1.0),
+        "train_loss": ("Training loss", "loss", 1.0),
+    }
 
 
 def run_page(run: Result) -> Page:
     """One run."""
     name, done = str(run.config["method"]), run.summary
-    score = _first(done, "macro", "test_accuracy")
-    reached = f" reaches {100 * done[score]:.2f} % {_called(score)}" if score else " ran"
+    measure = run.measures[0]
+    tested = f"test_{measure.name}"
+    score = _first(done, "macro", tested)
+    reached = f" reaches {_reached(measure, done[score])} {_called(score)}" if score else " ran"
     unfinished = "" if done["rounds"] == done["rounds_asked"] else " so far"
     results = {name: [run]}
-    keys = [k for k in ("test_accuracy", "macro", "worst10", "best10", "new_macro") if k in done]
-    table = Grid(
-        ("score", "%"), [(_SCORE_NAMES[k], f"{100 * done[k]:.2f}") for k in keys]
-    )  # fmt: skip
+    keys = [k for k in (tested, "macro", "worst10", "best10", "new_macro") if k in done]
+    rows = [(_SCORE_NAMES.get(k, "common test set"), measure.number(done[k])) for k in keys]
+    others = [m for m in run.measures[1:] if f"test_{m.name}" in done]
+    rows += [(f"common test set, {m.axis}", m.number(done[f"test_{m.name}"])) for m in others]
+    table = Grid(("score", measure.unit or measure.called), rows)
     page = _page(
         f"{name} on {run.config['data']}",
         f"After {done['rounds']} rounds{unfinished}, {name}{reached}, with "
@@ -95,16 +105,16 @@ def study_page(
 def headline(comparison: Comparison) -> str:
     """Who leads, by how much, how sure."""
     table = comparison.table
-    score = next(
-        (s for s in ("macro", "test_accuracy") if s in table and table[s].notna().any()), ""
-    )
+    score = next((s for s in comparison.scores if s in table and table[s].notna().any()), "")
     if not score:
         return "None of these runs has been scored."
-    order = table[score].sort_values(ascending=False, kind="stable").index.tolist()
-    best = f"{order[0]} reaches {100 * table[score][order[0]]:.2f} % {_called(score)}"
+    measure = next(iter(comparison.results.values()))[0].measures[0]
+    order = table[score].sort_values(ascending=measure.lower, kind="stable").index.tolist()
+    best = f"{order[0]} reaches {_reached(measure, table[score][order[0]])} {_called(score)}"
     if len(order) == 1:
         return f"{best}."
-    lead = 100 * (table[score][order[0]] - table[score][order[1]])
+    lead = measure.factor * abs(table[score][order[0]] - table[score][order[1]])
+    by = f"{lead:.2f} points" if measure.share else f"{lead:.3g}"
     seeds = len(comparison.results[order[0]])
     p = comparison.chance(order[0], order[1], score)
     if not np.isfinite(p):
@@ -113,11 +123,16 @@ def headline(comparison: Comparison) -> str:
         sure = f"a clear lead over {seeds} seeds, p = {p:.2g}"
     else:
         sure = f"not a clear lead over {seeds} seeds, p = {p:.2g}"
-    return f"{best}, {lead:.2f} points ahead of {order[1]} ({sure})."
+    return f"{best}, {by} ahead of {order[1]} ({sure})."
+
+
+def _reached(measure: Measure, value: float) -> str:
+    """A score in a sentence: accuracies go without saying."""
+    return measure.text(value) if measure.share else f"{measure.called} {measure.text(value)}"
 
 
 _SCORE_NAMES = {
-    "test_accuracy": "common test set", "macro": "clients, mean", "worst10": "clients, worst 10 %",
+    "macro": "clients, mean", "worst10": "clients, worst 10 %",
     "best10": "clients, best 10 %", "new_macro": "newcomers, mean",
 }  # fmt: skip
 
@@ -148,10 +163,11 @@ def _page(title: str, says: str, results: Mapping[str, Sequence[Result]]) -> Pag
         made=_made(runs),
         settings={k: str(v) for k, v in config.items() if k not in ("method", "params", "seed")},
     )
+    page.measure = runs[0].measures[0]
     page.dots = {name: dots for name, found in results.items() if (dots := _dots(found[0]))}
     page.dots_note = (
-        f"One dot is one client of seed {config['seed']}, with its accuracy (%) on its own test "
-        "data; hollow dots are before adapting. Point at one to see who it is."
+        f"One dot is one client of seed {config['seed']}, with its {page.measure.axis} on its own "
+        "test data; hollow dots are before adapting. Point at one to see who it is."
     )
     page.costs = {name: spot for name, found in results.items() if (spot := _spot(name, found))}
     page.cost_unit = "MB sent and received, all rounds"
@@ -160,7 +176,8 @@ def _page(title: str, says: str, results: Mapping[str, Sequence[Result]]) -> Pag
 
 def _panels(results: Mapping[str, Sequence[Result]]) -> list[Panel]:
     out = []
-    for column, (title, unit, factor) in _PANELS.items():
+    measure = next(iter(results.values()))[0].measures[0]
+    for column, (title, unit, factor) in _panels_of(measure).items():
         lines = {}
         for name, runs in results.items():
             frames = [_scored(run, column) for run in runs]
@@ -195,33 +212,40 @@ def _dots(run: Result) -> list[Dot]:
     if not len(table):
         return []
     last = table[(table["round"] == table["round"].max()) & (table["population"] == "local")]
-    out = []
-    for row in last[last["samples"] > 0].to_dict("records"):
-        before = row.get("accuracy_before")
+    out, measure = [], run.measures[0]
+    scored = last[(last["samples"] > 0) & last[measure.name].notna()]
+    for row in scored.to_dict("records"):
+        before = row.get(f"{measure.name}_before")
         before = None if before is None or np.isnan(before) else float(before)
-        says = f"client {row['client']}: {100 * row['accuracy']:.1f} %"
-        says += "" if before is None else f" (before adapting {100 * before:.1f} %)"
-        says += f", {row['train_samples']} samples, mostly class {row['main_class']}"
-        out.append(Dot(float(row["accuracy"]), before, says))
+        says = f"client {run.called(int(row['client']))}: {_short(measure, row[measure.name])}"
+        says += "" if before is None else f" (before adapting {_short(measure, before)})"
+        says += f", {row['train_samples']} samples"
+        says += f", mostly class {row['main_class']}" if "main_class" in row else ""
+        out.append(Dot(float(row[measure.name]), before, says))
     return out
 
 
+def _short(measure: Measure, value: float) -> str:
+    return f"{100 * value:.1f} %" if measure.share else measure.text(value)
+
+
 def _spot(name: str, runs: Sequence[Result]) -> Spot | None:
-    score = _first(runs[0].summary, "macro", "test_accuracy")
+    measure = runs[0].measures[0]
+    score = _first(runs[0].summary, "macro", f"test_{measure.name}")
     if not score or "bytes" not in runs[0].summary:
         return None
     cost = float(np.mean([run.summary["bytes"] for run in runs])) / 1e6
     value = float(np.mean([run.summary[score] for run in runs]))
-    return Spot(cost, value, f"{name}: {100 * value:.2f} % for {cost:,.1f} MB")
+    return Spot(cost, value, f"{name}: {measure.text(value)} for {cost:,.1f} MB")
 
 
 def _capacities(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
-    rows = []
+    rows, measure = [], next(iter(results.values()))[0].measures[0]
     for name, runs in results.items():
         for capacity, row in runs[0].devices.iterrows():
             rows.append([name, f"{capacity:g}", f"{row['parameters']:,.0f}",
-                         f"{row['macs'] / 1e6:,.1f}", f"{100 * row['macro']:.2f}"])  # fmt: skip
-    heads = ("method", "capacity", "parameters", "MMAC a round", "client accuracy (%)")
+                         f"{row['macs'] / 1e6:,.1f}", measure.number(row["macro"])])  # fmt: skip
+    heads = ("method", "capacity", "parameters", "MMAC a round", measure.heading("client"))
     return {"Weak and strong devices": Grid(heads, rows)} if rows else {}
 
 

@@ -22,6 +22,7 @@ from fedloom.methods.registry import MethodOptions
 if TYPE_CHECKING:
     from fedloom.experiment.result import Result
     from fedloom.models import Factory
+    from fedloom.tasks import Loss
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,14 @@ def rescore(
     data: Any = None,
     model: Factory | None = None,
     partition: Any = None,
+    loss: Loss | None = None,
 ) -> Scores:
     config, options = scored_with(result.config, settings, RESCORABLE)
     tensors, about = result.store.checkpoint()
     dealt = None if partition is None else Partition.of_object(partition)
     experiment = prepare(
-        config, options.build(), data=data, model=model, partition=dealt, options=options,
-        before=about,
+        config, options.build(), data=data, model=model, partition=dealt, loss=loss,
+        options=options, before=about,
     )  # fmt: skip
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)

@@ -22,12 +22,14 @@ from fedloom.models import Factory, build
 from fedloom.models.inputs import looks_up
 from fedloom.models.norm import has_measured_norm, settle
 from fedloom.population import Population
+from fedloom.tasks import Classification, Measure, Regression, kind, task_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor, nn
 
     from fedloom.experiment.rescore import Scores
+    from fedloom.tasks import Loss
 
 _PREFIX = {"test": "test_", "clients": "", "newcomers": "new_"}
 SCORED_ON = {
@@ -43,9 +45,10 @@ class Result:
 
     `rounds`: one row per round; scores (NaN where the round was not scored) are `test_accuracy`,
     `test_loss`, and over clients `micro`, `macro`, `std`, `worst10`, `best10`, `loss`, `precision`,
-    `recall`, `f1`, the same with `new_` for newcomers; `skipped` is the number of messages that
-    were left out. `clients`: one row per scored client and evaluation. Where the data names its
-    clients, tables have the names beside the numbers.
+    `recall`, `f1`, the same with `new_` for newcomers; other tasks have other measures in their
+    place (`measures`), so that `macro` of a regression is a squared error; `skipped` is the number
+    of messages that were left out. `clients`: one row per scored client and evaluation. Where the
+    data names its clients, tables have the names beside the numbers.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -64,6 +67,27 @@ class Result:
     def about(self) -> dict[str, Any]:
         """What the last checkpoint says of its model and data."""
         return self.store.checkpoint()[1]
+
+    @cached_property
+    def task(self) -> str:
+        """What was learned, by name: what `auto` stood for."""
+        found = (record["task"] for record in reversed(self.records) if "task" in record)
+        return next(found, Classification.name)
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What the task is scored by; the first is what `micro`, `macro`, `std`, `worst10` and
+        `best10` are of."""
+        return kind(self.task).measures
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """What the model of a regression answers, in the units of the values."""
+        plain = self.about.get("task", {"name": self.task})
+        if plain["name"] != Regression.name:
+            raise FedloomError(f"Only a regression answers values; this is {self.task}.")
+        found = task_of(plain)
+        assert isinstance(found, Regression)
+        return found.values(outputs)
 
     @property
     def scored_on(self) -> str | None:
@@ -166,9 +190,9 @@ class Result:
 
     @property
     def devices(self) -> pd.DataFrame:
-        """Cost per round for devices of each capacity (`took_part` counts their rounds), accuracy
-        of the model on their data, and accuracy of the sub-model that fits them
-        (`capacity_accuracy`); empty if all clients have full capacity."""
+        """Cost per round for devices of each capacity (`took_part` counts their rounds), the score
+        of the model on their data, and that of the sub-model that fits them (`capacity_accuracy`,
+        or another measure); empty if all clients have full capacity."""
         rounds = [record["devices"] for record in self.records if "devices" in record]
         last: dict[str, Any] = next(
             (r["clients"] for r in reversed(self.records) if "clients" in r), {}
@@ -180,7 +204,7 @@ class Result:
             names = [name for name in there[0] if name != "clients"]
             means = {n: float(np.average([t[n] for t in there], weights=counts)) for n in names}
             score = last.get("groups", {capacity: last}).get(capacity, {})  # all may be alike
-            names = ["micro", "macro", "std", "capacity_accuracy"]
+            names = ["micro", "macro", "std", f"capacity_{self.measures[0].name}"]
             found = {k: score[k] for k in names if k in score}
             rows[float(capacity)] = {"took_part": int(counts.sum()), **means, **found}
         table = pd.DataFrame.from_dict(rows, orient="index")
@@ -306,17 +330,18 @@ class Result:
         data: Any = None,
         model: Factory | None = None,
         partition: Any = None,
+        loss: Loss | None = None,
         **settings: Any,
     ) -> Scores:
         """The clients scored again, as the last checkpoint has them; nothing is trained or stored.
 
         `settings` are options of the method that matter only then, such as more fine-tuning
         (`tune_epochs=5`), or who is scored and where (`eval_clients`, `device`, `workers`); `data`,
-        `model` and `partition` those of the run, if they were Python objects.
+        `model`, `partition` and `loss` those of the run, if they were Python objects.
         """
         from fedloom.experiment.rescore import rescore
 
-        return rescore(self, settings, data, model, partition)
+        return rescore(self, settings, data, model, partition, loss)
 
     def newcomer_model(
         self,
@@ -397,7 +422,7 @@ class Result:
 
         scored = self.clients
         known = scored[scored["population"] == "local"].drop_duplicates("client", keep="last")
-        main = known.set_index("client")["main_class"]
+        main = known.set_index("client").get("main_class", pd.Series(dtype=int))
         figure = plot_swaps(
             self.swaps, self.similarities, main, self.classes, self.path.name, self.names
         )
@@ -425,10 +450,10 @@ class Result:
         return f"<p>{page.headline}</p>" + (table(page.table) if page.table else "")
 
     def plot(self, file: str | Path | None = None) -> Figure:
-        """Accuracy over rounds and the spread over clients; saved if `file` is given."""
+        """Scores over rounds and the spread over clients; saved if `file` is given."""
         from fedloom.report.plots import plot_run, save
 
-        figure = plot_run(self.rounds, self.clients, title=self.path.name)
+        figure = plot_run(self.rounds, self.clients, self.path.name, self.measures[0])
         if file is not None:
             save(figure, Path(file))
         return figure
@@ -440,7 +465,7 @@ _COST = {
 }  # fmt: skip
 
 
-_NESTED = {"profile", "kernels", "mix", "devices", "norms", "skipped", "messages"}
+_NESTED = {"task", "profile", "kernels", "mix", "devices", "norms", "skipped", "messages"}
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine import Diverged, Task, Trained, diverged
+from fedloom.engine import Diverged, Order, Trained, diverged
 from fedloom.engine.kernels import kernels_for
 from fedloom.errors import FedloomError, telling_memory
 from fedloom.experiment.interrupts import heeding_interrupts
@@ -127,14 +127,14 @@ class Runner:
         state, clients = x.state, opening.contacts.participants
         state.kept.forget(opening.contacts.forgotten)
         told = state.post.told(state.server.tell())
-        task = Task(x.method.local, x.budget, opening.optimiser, t, x.method.select,
+        order = Order(x.method.local, x.budget, opening.optimiser, t, x.method.select,
                     sections=state.plan.sections or None,
                     screened=config.on_bad == "skip")  # fmt: skip
-        done = state.clients.train(task, clients, told, state.server.lasts(clients))
+        done = state.clients.train(order, clients, told, state.server.lasts(clients))
         senders = x.method.mix.senders(t, clients, opening.stream)
         sent = state.clients.message(done, senders)
         measured = time.perf_counter()
-        mixed, arrived = self._exchange(opening, task, done, sent, told)
+        mixed, arrived = self._exchange(opening, order, done, sent, told)
         up, down = self._traffic(mixed, arrived, done, told, senders)
         to_others = self._to_others(mixed, clients, opening.total)
         samples = np.where(np.isin(clients, done.failed), 0, done.trained.samples)
@@ -182,7 +182,7 @@ class Runner:
         return Opening(t, contacts, config.optimiser_at(t), names, config.clients)
 
     def _exchange(
-        self, opening: Opening, task: Task, done: Round, sent: Sent, told: Told
+        self, opening: Opening, order: Order, done: Round, sent: Sent, told: Told
     ) -> tuple[Mixed, Arrived]:
         """Carry what was sent to where it is combined, and take over what that makes of it."""
         x, state, t = self.experiment, self.experiment.state, opening.round
@@ -196,7 +196,7 @@ class Runner:
         else:
             arrived = state.post.let_in(arrived, state.server.origin(sent.clients))
         arrived = arrived.without(done.failed, drop=not meets)
-        self._mind(arrived, task)
+        self._mind(arrived, order)
         heard = arrived.sent
         own = sent.model if meets else None
         mixed = state.server.combine(opening, heard, self._facts(heard), own)
@@ -209,7 +209,7 @@ class Runner:
             state.clients.deliver(mixed.clients, mixed.rows, now)
         return mixed, arrived
 
-    def _mind(self, arrived: Arrived, task: Task) -> None:
+    def _mind(self, arrived: Arrived, order: Order) -> None:
         """Stop at a message that was refused, unless the run goes on without it."""
         if not arrived.refused:
             return
@@ -217,17 +217,17 @@ class Runner:
         if self.experiment.config.on_bad == "skip":
             if not arrived.left and not self._warned:
                 warnings.warn(
-                    f"All messages of round {task.round} were left out, so nothing was combined in "
-                    f"it ({self._called(f'client {first.client}')}: {first.reason}). Lower --lr, "
-                    "or loosen --screen; fedloom show tells if that happens again.",
+                    f"All messages of round {order.round} were left out, so nothing was combined "
+                    f"in it ({self._called(f'client {first.client}')}: {first.reason}). Lower "
+                    "--lr, or loosen --screen; fedloom show tells if that happens again.",
                     stacklevel=2,
                 )
                 self._warned = True
             return
         if "NaN" in first.reason:
-            raise diverged(first.client, task)
+            raise diverged(first.client, order)
         raise Diverged(
-            f"The message of client {first.client} in round {task.round} was refused: "
+            f"The message of client {first.client} in round {order.round} was refused: "
             f"{first.reason}. Loosen --screen, or continue without such messages: --on-bad skip."
         )
 

@@ -33,6 +33,7 @@ RESCORABLE = frozenset({"score_on", "static_samples", "precision", *_WHERE, *_SC
 
 #: settings that are texts with a grammar → what reads them, imported when it is needed
 _PARSERS = {
+    "task": "fedloom.tasks:check",
     "augment": "fedloom.engine.batches:Augment.parse",
     "kernels": "fedloom.engine.kernels:check",
     "public": "fedloom.data.public:Wish.parse",
@@ -72,6 +73,16 @@ class Config(Options):
     )
     data_options: dict[str, Any] = Field(
         {}, description="options of the data set, such as label=COLUMN for a table"
+    )
+    task: str = Field(
+        "auto",
+        description="what is learned: classification | binary | multi-label | regression | "
+        "next-token | segmentation; auto: by the labels",
+    )
+    loss: str | None = Field(
+        None,
+        description="a loss of your own in place of the task's: FILE.py:FUNCTION of outputs and "
+        "labels, or a function in Python; none: the task's",
     )
     clients: int = Field(
         50,

@@ -27,8 +27,9 @@ from fedloom.engine.kernels import described, kernels_for, resolve, why_torch
 from fedloom.errors import FedloomError, telling_memory, unknown
 from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.concern import idle
+from fedloom.experiment.fitting import check_task
 from fedloom.experiment.identity import check_contents, check_settings, fingerprints, settings_of
-from fedloom.experiment.plugins import model_factory
+from fedloom.experiment.plugins import loss_function, model_factory
 from fedloom.experiment.settings import Config
 from fedloom.experiment.state import State
 from fedloom.kinds import Sizes, Values
@@ -36,7 +37,7 @@ from fedloom.layout import Layout
 from fedloom.local import Budget
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions
-from fedloom.models import Factory, build, choose
+from fedloom.models import TEXT, Factory, build, choose
 from fedloom.models.exits import Exits
 from fedloom.models.inputs import looks_up
 from fedloom.models.norm import has_batch_norm, has_measured_norm
@@ -48,6 +49,7 @@ from fedloom.round.screen import Screen
 from fedloom.select import Channels, Select, Whole
 from fedloom.select.verify import verify
 from fedloom.streams import streams_of
+from fedloom.tasks import Loss, NextToken, Task
 from fedloom.topology import DrawnBy, Faults, Peers, network
 
 DEVICES = ("cpu", "cuda", "mps")
@@ -198,7 +200,7 @@ def load_dataset(config: Config, data: Any = None) -> Dataset:
     if isinstance(data, Dataset) and config.data != "custom":
         return data  # that of the config, loaded already
     source = config.data if data is None else data
-    return load(source, options=options, by=by_column(config.partition))
+    return load(source, options=options, by=by_column(config.partition), task=config.task)
 
 
 def make_federation(
@@ -286,6 +288,7 @@ def prepare(
     model: Factory | None = None,
     partition: Partition | None = None,
     init: Any = None,
+    loss: Loss | None = None,
     options: MethodOptions | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> Experiment:
@@ -294,13 +297,18 @@ def prepare(
     `options` are what the method was built from, where it matters that it stays the same; `before`
     is what the checkpoint says of itself that the run goes on from.
     """
-    _check_given(config, data=data, model=model, partition=partition)
+    _check_given(config, data=data, model=model, partition=partition, loss=loss)
     if before is None or method.mix.home == "node":  # how alike models are is told from the start
         _check_given(config, init=init)
     method = checked(config, method)
     device = _device(config)
-    dealt = _deal(config, method, data, partition)
+    if config.loss is not None and loss is None:
+        loss = loss_function(config.loss)
+    dealt = _deal(config, method, data, partition, loss)
+    check_task(config.method, method, dealt.dataset.task)
     factory = model or model_factory(config.model)
+    if factory == "auto":
+        factory = chosen_for(dealt.dataset)
     start = _weights(config, init, factory)
     built = _build(config, method, dealt, factory, start)
     sizes = Sizes(built.layout, dealt.dataset.n_classes, dealt.public_size)
@@ -320,11 +328,12 @@ def prepare(
     state = _state(config, method, dealt, built, plan, sizes, engine)
     dataset, layout = dealt.dataset, built.layout
     about = {
-        "model": choose(dataset.shape) if factory == "auto" else config.model,
+        "model": factory if isinstance(factory, str) else config.model,
         "model_options": built.options,
         "shape": list(dataset.shape),
         "classes": dataset.n_classes,
         "labels": list(dataset.classes),
+        "task": dataset.task.plain(),
         "seed": config.seed,
         "extras": dict(method.local.extras),
         "mean": list(dataset.mean),
@@ -337,7 +346,7 @@ def prepare(
         "settings": settings_of(config),
         **fingerprints(
             config, method, options, factory, dataset, dealt.federation, _capacities(config),
-            dealt.public, layout,
+            dealt.public, layout, loss,
         ),
         "network": _first_contacts(config, method, layout),
         "kept": state.kept.columns.ranges,
@@ -365,7 +374,7 @@ def prepare(
         class_of=built.class_of,
         path="torch: the stacked engine trains many clients in one call"
         if engine.stacks
-        else described(found, method.local.at(1)),
+        else described(found, method.local.at(1), dataset.task),
     )
 
 
@@ -409,8 +418,22 @@ def _device(config: Config) -> torch.device:
     return device
 
 
-def _deal(config: Config, method: Method, data: Any, partition: Partition | None) -> _Dealt:
-    federation = make_federation(config, load_dataset(config, data), partition)
+def chosen_for(dataset: Dataset) -> str:
+    """The model that `auto` stands for with this data."""
+    return choose(dataset.shape, dataset.task.name, dataset.tokens)
+
+
+def _deal(
+    config: Config,
+    method: Method,
+    data: Any,
+    partition: Partition | None,
+    loss: Loss | None = None,
+) -> _Dealt:
+    dataset = load_dataset(config, data)
+    if loss is not None:
+        dataset = replace(dataset, task=replace(dataset.task, own_loss=loss))
+    federation = make_federation(config, dataset, partition)
     public = public_set(config.public, federation)
     if public is not None and public.y is None and method.needs("labels"):
         raise FedloomError(
@@ -465,7 +488,7 @@ def _build(
     takes them."""
     dataset, capacities = dealt.dataset, dealt.capacities
     shape, classes = dataset.shape, dataset.n_classes
-    options = _model_options(config, method)
+    options = _model_options(config, method, factory, dataset)
     make = partial(build, factory, shape, classes, config.seed, options)
     if state is not None:
         from fedloom.experiment.begin import begun
@@ -475,7 +498,7 @@ def _build(
     layout = Layout.of(module, method.local.extras)
     row = layout.flatten(module, method.local.extras)
     tokens = looks_up(module, shape)
-    _try(module, _samples(dataset, tokens), classes, "exits" in method.select.model_options)
+    _try(module, _samples(dataset, tokens), dataset.task, "exits" in method.select.model_options)
     if tokens:
         dealt.public = public_set(config.public, dealt.federation, tokens)
     if tokens and config.normalise != "standard":
@@ -672,16 +695,32 @@ def _check_turnout(config: Config, method: Method) -> None:
         )
 
 
-def _model_options(config: Config, method: Method) -> dict[str, Any]:
-    """What the model is built with: the run's options, and those that the selector needs."""
-    needed = method.select.model_options
+def _model_options(
+    config: Config, method: Method, factory: str | Factory, dataset: Dataset
+) -> dict[str, Any]:
+    """What the model is built with: the run's options, and those that the selector or (of a model
+    for text) the data needs."""
+    needed = {**method.select.model_options, **(text_options(dataset) if factory == TEXT else {})}
     for key in config.model_options.keys() & needed.keys():
         if config.model_options[key] != needed[key]:
             raise FedloomError(
                 f"model_options.{key}={config.model_options[key]} would do nothing: "
-                f"{config.method} sets it itself. Leave it out."
+                f"{config.method} and the data set it themselves. Leave it out."
             )
     return {**config.model_options, **needed}
+
+
+def text_options(dataset: Dataset) -> dict[str, Any]:
+    """How many tokens a model for text has to know, and whether it answers at each place."""
+    if dataset.x.dtype == np.float32:
+        raise FedloomError(
+            f"The model {TEXT} reads tokens, whole numbers, and '{dataset.name}' holds others. "
+            "Choose another --model."
+        )
+    most = dataset.tokens
+    for x in (dataset.x, dataset.x_test) if not most else ():
+        most = max([most, *(int(rows.max(initial=0)) + 1 for _, rows in chunks(x))])
+    return {"vocabulary": most, "each": dataset.task.name == NextToken.name}
 
 
 def _capacities(config: Config) -> np.ndarray:
@@ -709,7 +748,7 @@ def _samples(dataset: Dataset, tokens: bool) -> Tensor:
     return torch.from_numpy(np.stack([low, high]).astype(np.int64))
 
 
-def _try(module: nn.Module, x: Tensor, classes: int, exits: bool) -> None:
+def _try(module: nn.Module, x: Tensor, task: Task, exits: bool) -> None:
     """A pass through the model in either mode: whether it and the data fit at all."""
     module = copy.deepcopy(module)  # training passes move the statistics of norms
     for training, when in ((False, ""), (True, " in training")):
@@ -735,8 +774,8 @@ def _try(module: nn.Module, x: Tensor, classes: int, exits: bool) -> None:
                     "The model has a classifier behind each block (exits), all of which answer in "
                     "training; this method trains one. Leave exits out, or choose depthfl."
                 )
-        elif got != (2, classes):
+        elif got != task.answers(2, x.shape[1:]):
             raise FedloomError(
-                f"The model must return one logit per class, (batch, {classes}), in evaluation and "
-                f"in training; for an input of shape {tuple(x.shape)} it returned {got}{when}."
+                f"For {task.name} the model must return {task.in_words()}, in evaluation and in "
+                f"training; for an input of shape {tuple(x.shape)} it returned {got}{when}."
             )

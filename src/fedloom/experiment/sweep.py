@@ -21,13 +21,12 @@ from fedloom.experiment.config import as_words, merge, parse_settings
 from fedloom.experiment.entry import Entry, named
 from fedloom.experiment.settings import Config
 from fedloom.experiment.study import Ask, Cell, Drawn, Figures, Results, Study, Table, spread
+from fedloom.tasks import Measure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_CELLS = 10_000
-_SCORES = {"test_accuracy": "test accuracy (%)", "macro": "client accuracy (%)",
-           "worst10": "worst 10 % (%)"}  # fmt: skip
 _DECADES = 30  # largest over smallest value from which an axis is logarithmic
 
 
@@ -139,19 +138,28 @@ class Sweep(Study):
         return [Cell(p.name, str(p.settings["method"]), p.settings) for p in self.points]
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
-        shown = [s for s in _SCORES if any(_scores(runs, s) for runs in results.values())]
-        heads = ["method", *(axis.key for axis in self.axes), *(_SCORES[s] for s in shown)]
+        measure = _measure(results)
+        tested = f"test_{measure.name}"
+        named = {
+            tested: measure.heading("test"),
+            "macro": measure.heading("client"),
+            "worst10": f"worst 10 %{' (%)' if measure.share else ''}",
+        }
+        shown = [s for s in named if any(_scores(runs, s) for runs in results.values())]
+        heads = ["method", *(axis.key for axis in self.axes), *(named[s] for s in shown)]
         rows = {p.name: self._row(p, results, shown) for p in self.points}
         tables = [Table(f"All runs, {ask.over}", heads, list(rows.values()))]
-        chooses = next((s for s in ("macro", "test_accuracy") if s in shown), None)
+        chooses = next((s for s in ("macro", tested) if s in shown), None)
         if chooses is not None:
             best = []
             for entry in self.entries:
                 mine = [p for p in self.points if p.entry is entry and p.name in results]
                 if mine:
-                    top = max(mine, key=lambda p: _mean(results[p.name], chooses))
+                    sign = measure.sign
+                    top = max(mine, key=lambda p: _mean(results[p.name], chooses, sign))
                     best.append(rows[top.name])
-            title = f"The best of each method by {_SCORES[chooses][:-4]}, which flatters it"
+            by = named[chooses].removesuffix(" (%)")
+            title = f"The best of each method by {by}, which flatters it"
             tables.insert(0, Table(f"{title} ({ask.over})", heads, best))
         return tables
 
@@ -160,7 +168,7 @@ class Sweep(Study):
         return [
             point.entry.label,
             *(point.at.get(axis.key, "–") for axis in self.axes),
-            *(spread([100 * v for v in _scores(runs, score)]) for score in shown),
+            *(_spread(_measure(results), _scores(runs, score)) for score in shown),
         ]
 
     def pictures(self, ask: Ask, results: Results) -> Figures:
@@ -175,6 +183,7 @@ class Sweep(Study):
         from fedloom.report.plots import plot_sweep
 
         others = [other for other in self.axes if other is not axis]
+        measure = _measure(results)
         panels: dict[str, dict[str, dict[str, list[float]]]] = {}
         for values in itertools.product(*(other.values for other in others)):
             rest = dict(zip((o.key for o in others), values, strict=True))
@@ -182,23 +191,37 @@ class Sweep(Study):
             for p in self.points:
                 at = {**rest, **{k: v for k, v in p.at.items() if k == axis.key}}
                 if p.name in results and all(at.get(k) == v for k, v in p.at.items()):
-                    found = _scores(results[p.name], "macro") or _scores(
-                        results[p.name], "test_accuracy"
-                    )
+                    runs = results[p.name]
+                    found = _scores(runs, "macro") or _scores(runs, f"test_{measure.name}")
                     # Who does not know the setting is the same everywhere.
                     for value in [p.at[axis.key]] if axis.key in p.at else axis.values:
                         lines.setdefault(p.entry.label, {})[value] = found
             panels[", ".join(f"{k}={v}" for k, v in rest.items())] = lines
-        return plot_sweep(axis.key, axis.values, panels, logarithmic=_spans(axis.values))
+        spans = _spans(axis.values)
+        return plot_sweep(axis.key, axis.values, panels, logarithmic=spans, measure=measure)
 
 
 def _scores(runs: Sequence[Any], name: str) -> list[float]:
     return [float(run.summary[name]) for run in runs if name in run.summary]
 
 
-def _mean(runs: Sequence[Any], name: str) -> float:
+def _mean(runs: Sequence[Any], name: str, sign: int) -> float:
     found = _scores(runs, name)
-    return float(np.mean(found)) if found else -np.inf
+    return sign * float(np.mean(found)) if found else -np.inf
+
+
+def _measure(results: Results) -> Measure:
+    """What the runs are scored by."""
+    runs = [run for found in results.values() for run in found]
+    return runs[0].measures[0] if runs else Measure("accuracy")
+
+
+def _spread(measure: Measure, values: Sequence[float]) -> str:
+    """The mean over seeds, and how far they are apart."""
+    if measure.share or not values:
+        return spread([100 * v for v in values])
+    mean, std = float(np.mean(values)), float(np.std(values))
+    return measure.text(mean) + (f" ± {std:.2g}" if len(values) > 1 else "")
 
 
 def _spans(values: Sequence[str]) -> bool | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -34,12 +34,14 @@ from fedloom.experiment.study import Cell, Job, Say, diverged, finished, make_jo
 from fedloom.files import atomic_file
 from fedloom.methods.registry import MethodOptions
 from fedloom.options import quoted
+from fedloom.tasks import LOSS, Measure
 
 RANGES = "LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH, or values as A|B|C"
 CHOSEN, TRIES = "chosen.yaml", "tries.csv"
 TUNED = "tuned"  # the key of such a file that holds the values by method
 SHARE = 0.25  # of the training data, where the score is taken
 _NO_SCORES = ("round", "seconds", "eval_seconds", "lr", "train_loss")
+_OF_FIRST = ("micro", "macro", "worst10", "best10")
 _OURS = ("seed", "eval_every", "eval_common", "workers")
 
 Value = float | int | str | bool | None
@@ -299,7 +301,8 @@ class _Tries:
             if diverged(job) and not len(then):
                 scores.append(-math.inf)
                 continue
-            scores.append(_score(dict(then.iloc[-1].items()), self._search.score))
+            found = dict(then.iloc[-1].items())
+            scores.append(_score(found, self._search.score, Result(job.path).measures))
             until = known[known["round"] <= rounds]
             seconds += float(until["seconds"].sum() + until["eval_seconds"].sum())
         return rounds, float(np.mean(scores)), seconds
@@ -315,13 +318,29 @@ def _common(search: Search) -> dict[str, dict[str, Any]]:
     return settings_of_each(search.methods, given)
 
 
-def _score(record: Mapping[Any, Any], names: str) -> float:
+def _score(record: Mapping[Any, Any], names: str, measures: Sequence[Measure]) -> float:
+    """What a try is ranked by: the mean of its scores, turned round where less is better."""
     scores = {k: v for k, v in record.items() if isinstance(v, float) and k not in _NO_SCORES}
     for name in names.split("+"):
         if name not in scores:
             raise unknown("score", name, scores)
+    lower = {m.name for m in (*measures, LOSS) if m.lower}
+    signs = {_is_lower(name, measures[0], lower) for name in names.split("+")}
+    if len(signs) > 1:
+        raise FedloomError(
+            f"score={names} adds measures of which more is better to such of which less is: name "
+            "one kind."
+        )
     found = float(np.mean([scores[name] for name in names.split("+")]))
+    found = -found if signs.pop() else found
     return found if math.isfinite(found) else -math.inf
+
+
+def _is_lower(name: str, first: Measure, lower: Collection[str]) -> bool:
+    """Whether less of this score is better; those without a measure's name are of the first."""
+    for prefix in ("new_", "before_", "test_"):
+        name = name.removeprefix(prefix)
+    return name.endswith("std") or name in lower or (name in _OF_FIRST and first.lower)
 
 
 def concerns(name: str, methods: Iterable[str]) -> bool:

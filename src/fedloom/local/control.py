@@ -16,7 +16,6 @@ from fedloom.local.rule import (
     LocalRule,
     Net,
     Params,
-    cross_entropy,
     gradient,
     non_negative,
 )
@@ -74,7 +73,7 @@ class MoreauEnvelope(LocalRule):
         batch, theta = data["train"], dict(params)
 
         def loss(at: Params) -> Tensor:
-            return cross_entropy(net(at, batch.x), batch)
+            return batch.loss(net(at, batch.x))
 
         for _ in range(self.inner):
             grads = gradient(loss, theta, differentiable=False)

@@ -26,7 +26,6 @@ from fedloom.local.rule import (
     Net,
     Params,
     Samples,
-    cross_entropy,
 )
 from fedloom.local.sgd import Proximal
 
@@ -61,7 +60,7 @@ class MaskedSGD(LocalRule):
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         batch = data["train"]
-        return cross_entropy(self.masked(net(params, batch.x), batch), batch)
+        return batch.loss(self.masked(net(params, batch.x), batch))
 
     def masked(self, logits: Tensor, batch: Batch) -> Tensor:
         if batch.held is None or self.mask == "none":
@@ -88,6 +87,11 @@ class OrderedDropout(MaskedSGD):
     def narrows(self) -> bool:  # type: ignore[override]
         return min(self.levels) < 1
 
+    @property
+    def probabilities(self) -> str:  # type: ignore[override]
+        distils = self.narrows and self.distil > 0
+        return "distils them into narrower nets (distil=0 does without)" if distils else ""
+
     def __post_init__(self) -> None:
         if not self.levels or not all(0 < p <= 1 for p in self.levels):
             raise FedloomError(f"levels must be above 0 and at most 1, not {self.levels}.")
@@ -106,12 +110,12 @@ class OrderedDropout(MaskedSGD):
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         batch = data["train"]
         wide = self.masked(net(params, batch.x), batch)
-        loss = cross_entropy(wide, batch)
+        loss = batch.loss(wide)
         if not net.narrower:
             return loss
         narrow = self.masked(net.narrow(params, batch.x), batch)
         learnt = divergence(wide.detach(), narrow, batch, self.temperature)
-        return loss + (1 - self.distil) * cross_entropy(narrow, batch) + self.distil * learnt
+        return loss + (1 - self.distil) * batch.loss(narrow) + self.distil * learnt
 
 
 @dataclass(frozen=True)
@@ -127,13 +131,17 @@ class SelfDistillation(MaskedSGD):
     ramp: int = 300
     share: float = 1.0  # of the weight, in this round
 
+    @property
+    def probabilities(self) -> str:  # type: ignore[override]
+        return "distils them from exit to exit (distil=0 does without)" if self.weight else ""
+
     def at(self, round: int) -> SelfDistillation:
         return replace(self, share=min(round / self.ramp, 1.0) if self.ramp else 1.0)
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         batch = data["train"]
         exits = [self.masked(logits, batch) for logits in net(params, batch.x)]
-        loss = torch.stack([cross_entropy(logits, batch) for logits in exits]).sum()
+        loss = torch.stack([batch.loss(logits) for logits in exits]).sum()
         if len(exits) == 1 or self.weight == 0:
             return loss
         pairs = [
@@ -155,6 +163,7 @@ class Codistillation(LocalRule):
     told = {"targets": ON_PUBLIC}
     sends = {"probabilities": ON_PUBLIC}
     needs = frozenset({"public"})
+    probabilities = "exchanges them, on public images"
 
     def plan(
         self, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator

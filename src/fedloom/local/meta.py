@@ -26,7 +26,6 @@ from fedloom.local.rule import (
     Net,
     Params,
     Samples,
-    cross_entropy,
     gradient,
     non_negative,
     side_by_side,
@@ -81,7 +80,7 @@ class MAML(LocalRule):
         adapted = self._adapted(net, params, data[SUPPORT])
         if query.several:
             return _mean_loss(net, adapted, list(query.rows()))
-        return cross_entropy(net(adapted, query.x), query)
+        return query.loss(net(adapted, query.x))
 
     def _adapted(self, net: Net, params: Params, support: Batch) -> Params:
         weights = {name: value for name, value in params.items() if "/" not in name}
@@ -89,7 +88,7 @@ class MAML(LocalRule):
         for batch in support.rows():
 
             def inner(w: Params, batch: Batch = batch) -> Tensor:
-                return cross_entropy(net(w, batch.x), batch)
+                return batch.loss(net(w, batch.x))
 
             grads = gradient(inner, weights, differentiable=not self.first_order)
             weights = {name: w - rates[name] * grads[name] for name, w in weights.items()}
@@ -107,7 +106,7 @@ def _mean_loss(net: Net, adapted: Params, batches: Sequence[Batch]) -> Tensor:
     for batch in batches:
 
         def loss(weights: Params, batch: Batch = batch) -> Tensor:
-            losses.append(cross_entropy(net(weights, batch.x), batch))
+            losses.append(batch.loss(net(weights, batch.x)))
             return losses[-1]
 
         found = gradient(loss, adapted, differentiable=False)

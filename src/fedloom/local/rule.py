@@ -11,17 +11,17 @@ rule must not know which, nor anything of files, methods or other clients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedloom.errors import FedloomError
 from fedloom.kinds import Values
+from fedloom.tasks import CLASSES, Task
 
 Params = Mapping[str, Tensor]
 #: the samples of one step: positions within each of the client's data parts
@@ -32,7 +32,7 @@ class Net(Protocol):
     """The client's model as a function of its parameters."""
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """Logits."""
+        """What the model answers: logits, or values."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class Net(Protocol):
 @dataclass(frozen=True)
 class Batch:
     """Images, labels, and the weight of each sample (None: all count; engines that pad give
-    weights)."""
+    weights); `task` says what the labels are."""
 
     x: Tensor
     y: Tensor
@@ -56,11 +56,16 @@ class Batch:
     held: Tensor | None = None  # per class, whether the client has it; for rules that need it
     at: Tensor | None = None  # positions within the part, where the part is public
     lengths: tuple[int, ...] | None = None  # of several batches, which lie one behind the other
+    task: Task = CLASSES
+
+    def loss(self, outputs: Tensor) -> Tensor:
+        """The task's loss of what a model answers, the mean over the samples that count."""
+        return self.task.loss(outputs, self.y, self.weight)
 
     @property
     def several(self) -> bool:
         """Whether these are several batches."""
-        return self.lengths is not None or self.y.dim() > 1
+        return self.lengths is not None or self.y.dim() > 1 + self.task.dims
 
     def rows(self) -> Iterator[Batch]:
         """The batches of a part that a step names several of: one behind the other or, from engines
@@ -68,11 +73,11 @@ class Batch:
         if self.lengths is not None:
             parts = zip(self.x.split(self.lengths), self.y.split(self.lengths), strict=True)
             for x, y in parts:
-                yield Batch(x, y, None, self.held)
+                yield replace(self, x=x, y=y, weight=None, lengths=None)
             return
         for i in range(len(self.y)):
             weight = None if self.weight is None else self.weight[i]
-            yield Batch(self.x[i], self.y[i], weight, self.held)
+            yield replace(self, x=self.x[i], y=self.y[i], weight=weight)
 
 
 def side_by_side(batches: Sequence[np.ndarray]) -> np.ndarray:
@@ -93,13 +98,13 @@ def counted(step: Samples) -> int:
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """The mean cross-entropy over the samples of a batch that count."""
-    if batch.weight is None:
-        return F.cross_entropy(logits, batch.y)
-    # By hand, as `vmap` takes F.cross_entropy apart in Python, and imports sympy for that.
-    losses = -F.log_softmax(logits, -1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
-    # A batch that is all padding costs nothing and moves nothing.
-    return (losses * batch.weight).sum() / batch.weight.sum().clamp(min=1)
+    """The mean cross-entropy over the samples of a batch that count, whatever the task."""
+    if not batch.task.by_class:
+        raise FedloomError(
+            f"This rule minimises the cross-entropy of classes, and the task is {batch.task.name}. "
+            "Let it minimise batch.loss(outputs), which is the task's own loss."
+        )
+    return CLASSES.loss(logits, batch.y, batch.weight)
 
 
 def gradient(
@@ -192,6 +197,9 @@ class LocalRule:
     `batch.held`; `public`: the public images, in its context and as the part `public`). `extras`
     are columns that the rule learns for every weight, with their initial value (Meta-SGD's rates).
 
+    `probabilities` says, as the end of a sentence, what the rule does with class probabilities:
+    such a rule is refused where a task has none ("" where it needs none).
+
     `differentiates` says that `objective` takes derivatives itself, so the engine must call it on
     functional parameters; `narrows` that it also trains narrower nets inside its own, one of
     `widths` in each step; `hands_back` what the model's columns carry after `finish`.
@@ -204,6 +212,7 @@ class LocalRule:
     sends: Values = MappingProxyType({})
     needs: frozenset[str] = frozenset()
     extras: Mapping[str, float] = {}
+    probabilities: str = ""
     differentiates: bool = False
     narrows: bool = False
     hands_back: Literal["weights", "gradients"] = "weights"
@@ -227,8 +236,8 @@ class LocalRule:
         return [{"train": batch} for batch in budget.batches(sizes["train"], rng, first)]
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
-        """The scalar to minimise in one step; `net(params, x)` gives the logits."""
-        return cross_entropy(net(params, data["train"].x), data["train"])
+        """The scalar to minimise in one step; `net(params, x)` gives the outputs."""
+        return data["train"].loss(net(params, data["train"].x))
 
     def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
         """The gradient to follow, from the objective's and the weights now."""

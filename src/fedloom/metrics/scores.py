@@ -1,6 +1,6 @@
-"""Per-client scores with S1's definitions, and their summaries.
+"""Per-client scores of classes with S1's definitions, and the summaries of any task's.
 
-Everything is computed from confusion matrices (true × predicted) and summed losses, for all
+Those of classes are computed from confusion matrices (true × predicted) and summed losses, for all
 clients at once. A wrong prediction of a class that the client does not hold is first moved to a
 class that it does hold and that is wrong for that sample (S1 appendix B), so that precision, recall
 and F1 are taken over the client's own classes while the number of errors stays the same.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-MEASURES = ("accuracy", "loss", "precision", "recall", "f1")
+from fedloom.tasks import LOSS, Task
 
 
 def move_foreign_errors(confusion: np.ndarray, holds: np.ndarray) -> np.ndarray:
@@ -42,7 +42,7 @@ def move_foreign_errors(confusion: np.ndarray, holds: np.ndarray) -> np.ndarray:
 
 
 def client_scores(confusion: np.ndarray, loss: np.ndarray, holds: np.ndarray) -> pd.DataFrame:
-    """One row per client: samples, correct, accuracy, loss, precision, recall, F1.
+    """One row per client: samples, correct, accuracy, loss, precision, recall, F1, of classes.
 
     Precision, recall and F1 are means over the classes that occur in the scored data; a class
     that is never predicted has precision 0. A client with nothing to score gets NaN.
@@ -75,59 +75,81 @@ def client_scores(confusion: np.ndarray, loss: np.ndarray, holds: np.ndarray) ->
         )
 
 
-def summarise(table: pd.DataFrame) -> dict[str, Any]:
-    """Micro and macro scores over clients, their spread, the tails, and each capacity group; where
-    some are weak, the mean accuracy with the sub-model that each can hold (`capacity_accuracy`).
+def summarise(table: pd.DataFrame, task: Task) -> dict[str, Any]:
+    """Micro and macro scores over clients by the task's first measure, their spread, the tails, and
+    each capacity group; where some are weak, the mean score with the sub-model that each can hold
+    (`capacity_accuracy`, with the measure's name).
 
-    `worst10` and `best10` are the mean accuracy of the ⌈10 %⌉ of clients with the lowest and the
-    highest one; `majority` is what always guessing a client's largest class would score (micro);
-    names with `before_` are of models before they were adapted.
+    `micro` counts every sample alike, `macro` every client; `worst10` and `best10` are the mean of
+    the ⌈10 %⌉ of clients that are worst and best off; `majority` is what always guessing a client's
+    largest class would score (micro); names with `before_` are of models before they were adapted.
+    Of other measures there is the mean and spread over clients for whom they are defined.
     """
     scored = table[table["samples"] > 0]
     if scored.empty:
         return {}
-    out = _summary(scored)
+    out = _summary(scored, task)
+    first = task.primary.name
     if "majority" in scored:
         out["majority"] = float(np.average(scored["majority"], weights=scored["samples"]))
-    if "accuracy_before" in scored:
-        names = ["correct", *MEASURES]
+    if f"{first}_before" in scored:
+        names = kept_before(task)
         before = scored[["samples"]].join(
             scored[[f"{name}_before" for name in names]].set_axis(names, axis=1)
         )
-        found = _summary(before)
+        found = _summary(before, task)
         out |= {f"before_{name}": value for name, value in found.items() if name != "clients"}
-    held = "capacity_accuracy" in scored
-    if held:
-        out["capacity_accuracy"] = float(scored["capacity_accuracy"].mean())
+    held = f"capacity_{first}"
+    if held in scored:
+        out[held] = float(scored[held].mean())
     if "capacity" in scored and scored["capacity"].nunique() > 1:
         groups = scored.groupby("capacity")
         out["groups"] = {
             f"{capacity:g}": {
                 "clients": len(group),
-                "micro": float(group["correct"].sum() / group["samples"].sum()),
-                "macro": float(group["accuracy"].mean()),
-                "std": float(group["accuracy"].std(ddof=0)),
-                **({"capacity_accuracy": float(group["capacity_accuracy"].mean())} if held else {}),
+                "micro": _micro(group, task),
+                "macro": float(group[first].mean()),
+                "std": float(group[first].std(ddof=0)),
+                **({held: float(group[held].mean())} if held in scored else {}),
             }
             for capacity, group in groups
         }
     return out
 
 
-def _summary(scored: pd.DataFrame) -> dict[str, Any]:
-    ordered = np.sort(scored["accuracy"].to_numpy())
+def kept_before(task: Task) -> list[str]:
+    """The columns that are told of models before they adapt, too."""
+    counts = ["correct"] if task.by_class else []
+    return [*counts, *(measure.name for measure in (*task.measures, LOSS))]
+
+
+def _micro(scored: pd.DataFrame, task: Task) -> float:
+    """The first measure with all samples counted alike."""
+    if task.by_class:
+        return float(scored["correct"].sum() / scored["samples"].sum())
+    known = scored[scored[task.primary.name].notna()]
+    if known.empty:
+        return float("nan")
+    return float(np.average(known[task.primary.name], weights=known["samples"]))
+
+
+def _summary(scored: pd.DataFrame, task: Task) -> dict[str, Any]:
+    first = task.primary
+    ordered = np.sort(scored[first.name].dropna().to_numpy())[:: first.sign]  # the worst first
+    if not len(ordered):
+        return {}
     tail = math.ceil(len(ordered) / 10)
-    samples = scored["samples"].to_numpy()
     out: dict[str, Any] = {
         "clients": len(scored),
-        "micro": float(scored["correct"].sum() / samples.sum()),
+        "micro": _micro(scored, task),
         "macro": float(ordered.mean()),
         "std": float(ordered.std()),
         "worst10": float(ordered[:tail].mean()),
         "best10": float(ordered[-tail:].mean()),
     }
-    for measure in MEASURES[1:]:
-        values = scored[measure].to_numpy()
-        out[measure] = float(values.mean())
-        out[f"{measure}_std"] = float(values.std())
+    for measure in (LOSS, *task.measures[1:]):
+        values = scored[measure.name].dropna().to_numpy()
+        if len(values):
+            out[measure.name] = float(values.mean())
+            out[f"{measure.name}_std"] = float(values.std())
     return out

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedloom.errors import FedloomError, OutOfMemory, is_shortage, shortage, unknown
 from fedloom.models.exits import with_exits
-from fedloom.models.nets import MLP, Conv4, LeNet, ResNet, Shape
+from fedloom.models.nets import MLP, Conv4, LeNet, ResNet, Shape, TextGRU, UNet
 from fedloom.streams import torch_seed
 
 Factory = Callable[..., nn.Module]
@@ -22,11 +22,21 @@ MODELS: dict[str, tuple[Factory, dict[str, Any], str]] = {
     "conv4": (Conv4, {}, "four conv blocks of 64-128-256-512 channels (S2's EMNIST net)"),
     "resnet18": (ResNet, {"depths": (2, 2, 2, 2)}, "ResNet-18; CIFAR stem for small images"),
     "resnet34": (ResNet, {"depths": (3, 4, 6, 3)}, "ResNet-34; CIFAR stem for small images"),
+    "gru": (TextGRU, {}, "text: an embedding, a GRU (default of 96 units), linear"),
+    "unet": (UNet, {}, "segmentation: a small U-Net (default of 16 channels)"),
 }
 
 
-def choose(shape: Shape) -> str:
-    """The model that `auto` stands for: by the images only, so that every method gets the same."""
+TEXT = "gru"
+
+
+def choose(shape: Shape, task: str = "classification", tokens: int = 0) -> str:
+    """The model that `auto` stands for: by the data and the task only, so that every method gets
+    the same; `tokens` is how many different ones text has."""
+    if tokens or task == "next-token":
+        return TEXT
+    if task == "segmentation":
+        return "unet"
     if min(shape[1:]) == 1:  # a table, however many columns it has
         return "mlp"
     if max(shape[1:]) > 32:

@@ -188,3 +188,54 @@ class ResNet(nn.Module):
     def exit_blocks(self) -> list[nn.Module]:
         stages = [self.get_submodule(f"layer{i + 1}") for i in range(self.stages)]
         return [nn.Sequential(self.conv, self.norm, nn.ReLU(), self.pool, stages[0]), *stages[1:]]
+
+
+class TextGRU(nn.Module):
+    """Tokens, one by one, through a GRU: an answer at `each` place (what follows), or one at the
+    end (what the text is)."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        classes: int,
+        vocabulary: int,
+        each: bool = False,
+        embed: int = 32,
+        hidden: int = 96,
+    ) -> None:
+        super().__init__()
+        (embed,), (hidden,) = _whole("embed", embed), _whole("hidden", hidden)
+        self.each = each
+        self.embed = nn.Embedding(vocabulary, embed)
+        self.gru = nn.GRU(embed, hidden, batch_first=True)
+        self.out = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.gru(self.embed(x.flatten(1)))
+        return self.out(states if self.each else states[:, -1])
+
+
+class UNet(nn.Module):
+    """A small U-Net: two convolutions, two more on half the pixels, and both together for every
+    pixel."""
+
+    def __init__(self, shape: Shape, classes: int, width: int = 16, norm: str = "none") -> None:
+        super().__init__()
+        (width,) = _whole("width", width)
+        if min(shape[1:]) < 2 or shape[1] % 2 or shape[2] % 2:
+            raise FedloomError(
+                "unet halves images, so they need an even number of pixels a side; these have "
+                f"{shape[1]}×{shape[2]}. Give another data_options.size, or a model of your own."
+            )
+        self.down1 = ConvBlock(shape[0], width, norm, pool=False)
+        self.down2 = ConvBlock(width, width, norm, pool=False)
+        self.low1 = ConvBlock(width, 2 * width, norm, pool=False)
+        self.low2 = ConvBlock(2 * width, 2 * width, norm, pool=False)
+        self.up = nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.join = ConvBlock(2 * width, width, norm, pool=False)
+        self.out = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.down2(self.down1(x))
+        coarse = self.low2(self.low1(F.max_pool2d(fine, 2)))
+        return self.out(self.join(torch.cat([fine, self.up(coarse)], 1)))

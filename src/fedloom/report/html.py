@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from fedloom.report.plots import look
+from fedloom.tasks import Measure
 
 _BORDER = {"-": "solid", "--": "dashed", "-.": "dashed", ":": "dotted"}
 _DASH = {"-": "solid", "--": "dashed", "-.": "dashdot", ":": "dotted"}
@@ -60,7 +61,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Dot:
-    """A client: its accuracy, before it adapted too where it does, and what hovering says."""
+    """A client: its score, before it adapted too where it does, and what hovering says."""
 
     value: float
     before: float | None
@@ -92,6 +93,7 @@ class Page:
     band: str = ""
     dots: Mapping[str, Sequence[Dot]] = field(default_factory=dict)
     dots_note: str = ""
+    measure: Measure = field(default_factory=lambda: Measure("accuracy"))  # of dots and costs
     costs: Mapping[str, Spot] = field(default_factory=dict)
     cost_unit: str = ""
     tables: Mapping[str, Grid] = field(default_factory=dict)
@@ -225,31 +227,36 @@ def _clients(page: Page) -> str:
     if not page.dots:
         return ""
     methods = list(page.methods)
-    parts = [
-        f"<div><h3>{escape(name)}</h3>{_dot_plot(dots, _ink(methods.index(name)))}</div>"
+    drawn = {
+        name: _dot_plot(dots, _ink(methods.index(name)), page.measure)
         for name, dots in page.dots.items()
-    ]
+    }
+    parts = [f"<div><h3>{escape(name)}</h3>{plot}</div>" for name, plot in drawn.items()]
     return (
         f"<h2>Every client</h2><p class='small'>{escape(page.dots_note)}</p>"
         f"<div class='dots'>{''.join(parts)}</div>"
     )
 
 
-def _dot_plot(dots: Sequence[Dot], colour: str) -> str:
+def _dot_plot(dots: Sequence[Dot], colour: str, measure: Measure) -> str:
     """Clients side by side, worst first; hollow dots are before adapting."""
     width, height, left, foot = 320, 190, 30, 18
-    ordered = sorted(dots, key=lambda d: d.value)
+    ordered = sorted(dots, key=lambda d: measure.sign * d.value)
     step = (width - left - 10) / max(len(ordered), 1)
 
+    values = [v for dot in dots for v in (dot.value, dot.before) if v is not None]
+    ticks = (0, 0.25, 0.5, 0.75, 1) if measure.share else _ticks(min(values), max(values))
+    span = max(ticks[-1] - ticks[0], 1e-12)
+
     def y(value: float) -> float:
-        return 8 + (1 - value) * (height - foot - 12)
+        return 8 + (ticks[-1] - value) / span * (height - foot - 12)
 
     out = []
-    for share in (0, 0.25, 0.5, 0.75, 1):
+    for tick in ticks:
         out.append(
-            f"<line class='grid' x1='{left}' x2='{width}' y1='{y(share):.1f}' y2='{y(share):.1f}'/>"
-            f"<text x='{left - 4}' y='{y(share) + 4:.1f}' text-anchor='end'>"
-            f"{100 * share:.0f}</text>"
+            f"<line class='grid' x1='{left}' x2='{width}' y1='{y(tick):.1f}' y2='{y(tick):.1f}'/>"
+            f"<text x='{left - 4}' y='{y(tick) + 4:.1f}' text-anchor='end'>"
+            f"{_tick(measure, tick)}</text>"
         )
     size = max(1.5, min(4.0, step / 2.2))
     for i, dot in enumerate(ordered):
@@ -271,6 +278,20 @@ def _dot_plot(dots: Sequence[Dot], colour: str) -> str:
     return f"<svg viewBox='0 0 {width} {height}' role='img'>{''.join(out)}</svg>"
 
 
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _ticks(low: float, high: float) -> Sequence[float]:
+    """Five places of an axis, from 0 where that is near."""
+    low = 0.0 if 0 <= low <= high / 2 else low
+    return [low + k * (high - low) / 4 for k in range(5)]
+
+
+def _tick(measure: Measure, value: float) -> str:
+    return f"{100 * value:.0f}" if measure.share else f"{value:.3g}"
+
+
 def _costs(page: Page) -> str:
     """What methods reached against what they cost, on a logarithmic axis."""
     spots = {n: s for n, s in page.costs.items() if s.cost > 0 and math.isfinite(s.value)}
@@ -280,14 +301,20 @@ def _costs(page: Page) -> str:
     lows, highs = min(s.cost for s in spots.values()), max(s.cost for s in spots.values())
     first, last = math.floor(math.log10(lows)), math.ceil(math.log10(highs * 1.0001))
     values = [s.value for s in spots.values()]
-    bottom = max(0.0, math.floor(min(values) * 10 - 0.5) / 10)
-    top = min(1.0, math.ceil(max(values) * 10 + 0.5) / 10)
+    if page.measure.share:
+        bottom = max(0.0, math.floor(min(values) * 10 - 0.5) / 10)
+        top = min(1.0, math.ceil(max(values) * 10 + 0.5) / 10)
+        ticks: Sequence[float] = [k / 10 for k in range(round(bottom * 10), round(top * 10) + 1)]
+    else:
+        ticks = _ticks(min(values), max(values))
+        bottom, top = ticks[0], ticks[-1]
+    least = 0.1 if page.measure.share else 1e-12
 
     def x(cost: float) -> float:
         return left + (math.log10(cost) - first) / max(last - first, 1) * (width - left - 140)
 
     def y(value: float) -> float:
-        return 10 + (top - value) / max(top - bottom, 0.1) * (height - foot - 16)
+        return 10 + (top - value) / max(top - bottom, least) * (height - foot - 16)
 
     out = []
     for k in range(first, last + 1):
@@ -296,11 +323,11 @@ def _costs(page: Page) -> str:
             f"y2='{height - foot}'/><text x='{x(10**k):.1f}' y='{height - foot + 14}' "
             f"text-anchor='middle'>{10**k:g}</text>"
         )
-    for k in range(round(bottom * 10), round(top * 10) + 1):
+    for tick in ticks:
         out.append(
-            f"<line class='grid' x1='{left}' x2='{width - 130}' y1='{y(k / 10):.1f}' "
-            f"y2='{y(k / 10):.1f}'/><text x='{left - 5}' y='{y(k / 10) + 4:.1f}' "
-            f"text-anchor='end'>{10 * k}</text>"
+            f"<line class='grid' x1='{left}' x2='{width - 130}' y1='{y(tick):.1f}' "
+            f"y2='{y(tick):.1f}'/><text x='{left - 5}' y='{y(tick) + 4:.1f}' "
+            f"text-anchor='end'>{_tick(page.measure, tick)}</text>"
         )
     written: list[tuple[float, float]] = []  # where names are: they do not cover each other
     for name, spot in sorted(spots.items(), key=lambda item: -item[1].value):
@@ -320,8 +347,8 @@ def _costs(page: Page) -> str:
         f"{escape(page.cost_unit)}</text>"
     )
     return (
-        "<h2>Accuracy against cost</h2><svg class='cost' role='img' "
-        f"viewBox='0 0 {width} {height}'>{''.join(out)}</svg>"
+        f"<h2>{escape(_capital(page.measure.called))} against cost</h2>"
+        f"<svg class='cost' role='img' viewBox='0 0 {width} {height}'>{''.join(out)}</svg>"
     )
 
 

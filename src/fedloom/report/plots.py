@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedloom.errors import FedloomError
+from fedloom.tasks import Measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # Colours that stay apart for colour-blind readers (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 STYLES = ("-", "--", "-.", ":")
+_ACCURACY = Measure("accuracy")
 
 
 def look(i: int) -> dict[str, Any]:
@@ -70,42 +72,49 @@ def save(figure: Figure, file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def plot_run(rounds: pd.DataFrame, clients: pd.DataFrame, title: str) -> Figure:
-    """Accuracy over rounds on the left, the clients' accuracies at the end on the right."""
+def plot_run(
+    rounds: pd.DataFrame, clients: pd.DataFrame, title: str, measure: Measure = _ACCURACY
+) -> Figure:
+    """Scores over rounds on the left, the clients' at the end on the right."""
     scored = rounds[rounds["eval_seconds"].notna()] if "eval_seconds" in rounds else rounds.iloc[:0]
     if scored.empty:
         raise FedloomError("This run has not been scored yet, so there is nothing to plot.")
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
     named = {
-        "test_accuracy": "common test set",
+        f"test_{measure.name}": "common test set",
         "macro": "clients, mean",
         "new_macro": "newcomers, mean",
         "worst10": "clients, worst 10 %",
     }
     for (column, label), colour in zip(named.items(), COLOURS, strict=False):
         if column in scored:
-            left.plot(scored["round"], 100 * scored[column], color=colour, label=label)
-    _accuracy_axis(left)
+            left.plot(scored["round"], measure.factor * scored[column], color=colour, label=label)
+    _score_axis(left, measure)
     left.legend(fontsize=8)
     last = clients[clients["round"] == clients["round"].max()] if len(clients) else clients
     if len(last):
         local = last[(last["population"] == "local") & (last["samples"] > 0)]
-        right.hist(100 * local["accuracy"], bins=np.linspace(0, 100, 21), color=COLOURS[0])
-    right.set(xlabel="accuracy on the client's own test data (%)", ylabel="clients")
+        found = measure.factor * local[measure.name].dropna()
+        right.hist(found, bins=np.linspace(0, 100, 21) if measure.share else 20, color=COLOURS[0])
+    unit = " (%)" if measure.share else ""
+    where = f"{measure.called} on the client's own test data{unit}"
+    right.set(xlabel=where, ylabel="clients")
     right.set_title("after the last evaluation", fontsize=10)
     figure.suptitle(title)
     return figure
 
 
-def plot_comparison(curves: Mapping[str, Sequence[pd.DataFrame]]) -> Figure:
+def plot_comparison(
+    curves: Mapping[str, Sequence[pd.DataFrame]], measure: Measure = _ACCURACY
+) -> Figure:
     """The scores that every comparison shows."""
     panels = {
-        "test_accuracy": "common test set",
+        f"test_{measure.name}": "common test set",
         "macro": "clients' own test data",
         "worst10": "worst 10 % of clients",
     }
-    return plot_curves(curves, panels)
+    return plot_curves(curves, panels, measure=measure)
 
 
 def plot_curves(
@@ -113,6 +122,7 @@ def plot_curves(
     panels: Mapping[str, str],
     x: str = "round",
     marks: Mapping[str, Mapping[str, float]] | None = None,
+    measure: Measure = _ACCURACY,
 ) -> Figure:
     """One panel per score, one line per method: the mean over seeds, with its range shaded; `x` is
     the column that runs to the right. `marks` are crosses at the end of a line: where another
@@ -127,7 +137,7 @@ def plot_curves(
             scores = [f.set_index(x)[column] for f in frames if column in f]
             if not scores:
                 continue
-            together = pd.concat(scores, axis=1) * (1 if column in PLAIN else 100)
+            together = pd.concat(scores, axis=1) * (1 if column in PLAIN else measure.factor)
             dot = "o" if len(together) == 1 else None  # a line needs two points
             mean = together.mean(axis=1)
             axis.plot(together.index, mean, **look(i), marker=dot, label=method)
@@ -138,10 +148,10 @@ def plot_curves(
                 )
             end = (marks or {}).get(method, {}).get(column)
             if end is not None:
-                end *= 1 if column in PLAIN else 100
+                end *= 1 if column in PLAIN else measure.factor
                 axis.plot(together.index[-1:], [end], "x", ms=8, color=look(i)["color"])
         axis.set_title(panels[column], fontsize=10)
-        _accuracy_axis(axis, x)
+        _score_axis(axis, measure, x)
         axis.set_ylabel(PLAIN.get(column, axis.get_ylabel()))
     lines, labels = axes[0].get_legend_handles_labels()
     columns = int(4.2 * len(present) / (0.7 + 0.08 * max(map(len, labels))))
@@ -156,6 +166,7 @@ def plot_sweep(
     panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]],
     *,
     logarithmic: bool | None,
+    measure: Measure = _ACCURACY,
 ) -> Figure:
     """Scores against a setting: panel → method → value → a score per seed. The line is their mean,
     the band their range; values are numbers, on a logarithmic axis or not, or (None) words."""
@@ -167,13 +178,13 @@ def plot_sweep(
             if logarithmic is not None:
                 shown.sort(key=float)
             x = [values.index(v) if logarithmic is None else float(v) for v in shown]
-            found = [100 * np.asarray(scores[v]) for v in shown]
+            found = [measure.factor * np.asarray(scores[v]) for v in shown]
             axis.plot(x, [f.mean() for f in found], **look(i), marker="o", label=method)
             axis.fill_between(
                 x, [f.min() for f in found], [f.max() for f in found],
                 color=look(i)["color"], alpha=0.15, lw=0,
             )  # fmt: skip
-        _accuracy_axis(axis, key)
+        _score_axis(axis, measure, key)
         axis.set_title(title, fontsize=10)
         if logarithmic:
             axis.set_xscale("log")
@@ -184,8 +195,8 @@ def plot_sweep(
     return figure
 
 
-def _accuracy_axis(axis: Axes, x: str = "round") -> None:
-    axis.set(xlabel=x, ylabel="accuracy (%)")
+def _score_axis(axis: Axes, measure: Measure, x: str = "round") -> None:
+    axis.set(xlabel=x, ylabel=measure.axis)
     axis.grid(alpha=0.3)
 
 

@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.data.images import noun
+from fedloom.tasks import kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from fedloom.topology import Network
     from fedloom.topology.report import ContactReport
 
+#: what the outputs of a model are called
+_OUTPUTS = {"regression": "values", "multi-label": "labels", "next-token": "tokens"}
 _LEAST_WIDTH = 80  # narrower tables are harder to read than lines that a terminal wraps
 _fits = sys.stdout.isatty() or "COLUMNS" in os.environ
 out = Console(width=None if _fits else 140, highlight=False)
@@ -81,11 +84,12 @@ class Progress:
             )
 
     def round(self, record: dict[str, Any]) -> None:
-        accuracy = record.get("test", {}).get("accuracy")
-        if accuracy is None:
-            accuracy = record.get("clients", {}).get("macro")
-        if accuracy is not None:
-            self._score = f"accuracy {100 * accuracy:.2f} % (round {record['round']})"
+        measure = kind(record.get("task", "classification")).measures[0]
+        score = record.get("test", {}).get(measure.name)
+        if score is None:
+            score = record.get("clients", {}).get("macro")
+        if score is not None:
+            self._score = f"{measure.called} {measure.text(score)} (round {record['round']})"
         t = record["round"]
         if self._bar is not None:
             self._bar.update(self._task, completed=t, score=self._score)
@@ -186,11 +190,13 @@ def print_result(result: Result, details: bool = False) -> None:
             f"{done['rounds']} of {asked} rounds done; continue with:  fedloom run --resume "
             f"--out {result.path}"
         )
-    if "eval_seconds" not in done or ("macro" not in done and "test_accuracy" not in done):
+    if "eval_seconds" not in done or not any(
+        name in done for name in ("macro", f"test_{result.measures[0].name}")
+    ):
         ended = done["rounds"] >= asked
         out.print("There is no test data to score on." if ended else "Not scored yet.")
     else:
-        out.print(_table(("", "score"), list(_scores(done)), left=1))
+        out.print(_table(("", "score"), list(_scores(done, result.task)), left=1))
         if "macro" in done and result.scored_on is not None:
             out.print(f"Clients are scored on {result.scored_on}.")
     _print_skipped(result)
@@ -219,7 +225,7 @@ def print_result(result: Result, details: bool = False) -> None:
 
 def print_scores(result: Result, scores: Scores) -> None:
     """Scores of another look at a run, beside the last that it wrote down itself."""
-    first, again = dict(_scores(result.summary)), dict(_scores(scores.summary))
+    first, again = (dict(_scores(found, result.task)) for found in (result.summary, scores.summary))
     if not again:
         out.print("Nothing was scored: there is no test data, or eval_clients is 0.")
         return
@@ -234,7 +240,7 @@ def print_scores(result: Result, scores: Scores) -> None:
 
 def _print_devices(result: Result) -> None:
     """What each kind of device paid for what it got."""
-    table = result.devices
+    table, measure = result.devices, result.measures[0]
     if table.empty:
         return
     heads = ("capacity", "took part", "parameters", "MACs a round", "memory", "up", "down",
@@ -242,8 +248,8 @@ def _print_devices(result: Result) -> None:
     rows = [
         [f"{capacity:g}", f"{row['took_part']:.0f}", f"{row['parameters']:,.0f}",
          amount(row["macs"], "MAC"), amount(row["memory"]), amount(row["bytes_up"]),
-         amount(row["bytes_down"]), percent(row.get("micro")),
-         percent(row.get("capacity_accuracy"))]
+         amount(row["bytes_down"]), measure.text(row.get("micro")),
+         measure.text(row.get(f"capacity_{measure.name}"))]
         for capacity, row in table.iterrows()
     ]  # fmt: skip
     out.print(_table(heads, rows))
@@ -270,21 +276,28 @@ def print_profile(result: Result) -> None:
     out.print(f"kernels: {result.kernels}", soft_wrap=True)
 
 
-def _scores(done: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if "test_accuracy" in done:
-        yield (
-            "common test set",
-            f"{percent(done['test_accuracy'])}, loss {_number(done.get('test_loss'))}",
-        )
+def _scores(done: Mapping[str, Any], task: str) -> Iterator[tuple[str, str]]:
+    first, *others = kind(task).measures
+    named = "" if first.name == "accuracy" else f"{first.called} "
+    if f"test_{first.name}" in done:
+        told = [m for m in others if f"test_{m.name}" in done]
+        rest = "".join(f", {m.called} {m.text(done[f'test_{m.name}'])}" for m in told)
+        found = first.text(done[f"test_{first.name}"])
+        yield "common test set", f"{named}{found}{rest}, loss {_number(done.get('test_loss'))}"
     for prefix, who in (("", "clients"), ("new_", "newcomers")):
         if f"{prefix}macro" not in done:
             continue
         s = {k: done[prefix + k] for k in ("micro", "macro", "std", "worst10", "best10")}
-        yield f"{who}, micro", percent(s["micro"])
-        yield f"{who}, macro ± std", f"{percent(s['macro'])[:-2]} ± {percent(s['std'])}"
-        yield f"{who}, worst / best 10 %", f"{percent(s['worst10'])[:-2]} / {percent(s['best10'])}"
-        three = (f"{100 * done[prefix + k]:.2f}" for k in ("precision", "recall", "f1"))
-        yield f"{who}, precision / recall / F1", " / ".join(three) + " %"
+        yield f"{who}, micro", named + first.text(s["micro"])
+        yield f"{who}, macro ± std", f"{named}{first.number(s['macro'])} ± {first.text(s['std'])}"
+        tails = f"{first.number(s['worst10'])} / {first.text(s['best10'])}"
+        yield f"{who}, worst / best 10 %", named + tails
+        mine = [m for m in others if prefix + m.name in done]
+        for unit in (True, False):
+            some = [m for m in mine if m.share is unit]
+            found = " / ".join(m.number(done[prefix + m.name]) for m in some)
+            if some:
+                yield f"{who}, {' / '.join(m.called for m in some)}", found + " %" * unit
 
 
 def _print_skipped(result: Result) -> None:
@@ -313,27 +326,31 @@ def _some(words: Sequence[str], most: int = 8) -> str:
 
 def _print_details(result: Result) -> None:
     scored = result.evaluations
-    names = [n for n in ("test_accuracy", "micro", "macro", "worst10", "new_macro") if n in scored]
+    measure = result.measures[0]
+    wanted = (f"test_{measure.name}", "micro", "macro", "worst10", "new_macro")
+    names = [n for n in wanted if n in scored]
     if len(scored):
         picked = scored.iloc[:: -max(1, len(scored) // 12)].iloc[::-1]  # the last for sure
         rows = [
-            [str(int(r["round"])), *(percent(r[n]) for n in names), _number(r["train_loss"])]
+            [str(int(r["round"])), *(measure.text(r[n]) for n in names), _number(r["train_loss"])]
             for _, r in picked.iterrows()
         ]
         out.print(_table(("round", *names, "training loss"), rows))
     groups = result.records[-1].get("clients", {}).get("groups") if result.records else None
     if groups:
         rows = [
-            [c, str(g["clients"]), percent(g["micro"]), percent(g["macro"])]
+            [c, str(g["clients"]), measure.text(g["micro"]), measure.text(g["macro"])]
             for c, g in groups.items()
         ]
         out.print(_table(("capacity", "clients", "micro", "macro"), rows))
     table = result.clients
     if len(table):
         last = table[(table["round"] == table["round"].max()) & (table["population"] == "local")]
-        worst = last[last["samples"] > 0].sort_values("accuracy").head(5)
+        scored = last[(last["samples"] > 0) & last[measure.name].notna()]
+        worst = scored.sort_values(measure.name, ascending=not measure.lower).head(5)
         text = ", ".join(
-            f"{result.called(int(r.client))} ({percent(r.accuracy)})" for r in worst.itertuples()
+            f"{result.called(int(row['client']))} ({measure.text(row[measure.name])})"
+            for _, row in worst.iterrows()
         )
         out.print(f"Clients worst off: {text}")
 
@@ -498,18 +515,22 @@ def print_datasets(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def print_partition(dataset: Dataset, parts: Partition, spec: str) -> None:
     training, test = dataset.training_rows, len(dataset.y_test) + len(dataset.held_out)
-    s = parts.summary(dataset.y, dataset.n_classes, training)
+    s = parts.summary(dataset.strata, dataset.n_strata, training)
     out.print(
         f"{dataset.name}: {len(training)} training and {test} test {noun(dataset.x.shape)} of "
-        f"shape {'×'.join(map(str, dataset.shape))}, {dataset.n_classes} classes"
+        f"shape {'×'.join(map(str, dataset.shape))}, {dataset.n_classes} "
+        f"{_OUTPUTS.get(dataset.task.name, 'classes')}, for {dataset.task.name}"
     )
     rows = [
         ("clients", str(s["clients"])),
         ("samples dealt", f"{s['samples_used']} of {s['samples_total']}"),
         ("per client", _spread(s, "size", ("min", "mean", "std", "max"))),
-        ("classes per client", _spread(s, "classes", ("min", "mean", "max"))),
-        ("label skew (0 none, 1 all)", f"{s['label_distance']:.3f}"),
     ]
+    if dataset.task.by_class:
+        rows += [
+            ("classes per client", _spread(s, "classes", ("min", "mean", "max"))),
+            ("label skew (0 none, 1 all)", f"{s['label_distance']:.3f}"),
+        ]
     out.print(_table((f"partition {spec}", ""), rows))
     if parts.names:
         held = [f"{n} ({size})" for n, size in zip(parts.names, parts.sizes, strict=True)]

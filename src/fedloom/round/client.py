@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.engine.base import Engine, Lasts, Task, Trained
+from fedloom.engine.base import Engine, Lasts, Order, Trained
 from fedloom.method import Method
 from fedloom.newcomer import MeanPart
 from fedloom.population import Population
@@ -84,14 +84,14 @@ class Clients:
         models[there] = self.plan.sections[OWN].view(rows)[there]
         return models
 
-    def train(self, task: Task, clients: np.ndarray, told: Told, lasts: Lasts = None) -> Round:
+    def train(self, order: Order, clients: np.ndarray, told: Told, lasts: Lasts = None) -> Round:
         """Let these clients train, and keep what they keep."""
         new = self._given(clients)
         starts = self._starts(clients, told, new)
-        trained = self.engine.train(task, clients, starts, lasts)
+        trained = self.engine.train(order, clients, starts, lasts)
         rows = _scattered(starts, trained)
         if self._own is not None:
-            beside = self._train_own(replace(task, rule=self._own), clients, starts)
+            beside = self._train_own(replace(order, rule=self._own), clients, starts)
             models = torch.stack(beside.rows)[:, : self.plan.sections.layout.size]
             self.plan.sections[OWN].view(rows).copy_(models)
             trained = trained.with_more(beside)
@@ -176,21 +176,20 @@ class Clients:
         if len(self.kept.columns) and "kept/clients" in tensors:
             self.kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
 
-    def _train_own(self, task: Task, clients: np.ndarray, starts: Tensor) -> Trained:
+    def _train_own(self, order: Order, clients: np.ndarray, starts: Tensor) -> Trained:
         """The second model, by its own rule, which may look at the shared one as it was told."""
         layout = self.plan.sections.layout
         rows = self.plan.sections[OWN].view(starts)
         if self._beside:
             rows = torch.cat([rows, starts[:, : layout.trainable]], 1)
-        return self.engine.train(replace(task, sections=self._beside), clients, rows)
+        return self.engine.train(replace(order, sections=self._beside), clients, rows)
 
     def _accuracy(self, done: Round) -> np.ndarray | None:
         if self._validates is None:
             return None
         models = self.plan.sections.model(done.rows)
-        confusion = self.engine.score(done.clients, models, self._validates).confusion
-        with np.errstate(invalid="ignore"):
-            return np.trace(confusion, axis1=1, axis2=2) / confusion.sum((1, 2))
+        scored, task = self.engine.score(done.clients, models, self._validates), self.engine.task
+        return task.scores(scored.sums, scored.kept)[task.primary.name]
 
 
 def _scattered(starts: Tensor, trained: Trained) -> Tensor:

@@ -151,6 +151,8 @@ class ByGradient(Width):
     a client that sent none yet. That sub-model is asked as it was trained, with its scaler.
     """
 
+    probabilities = "takes public samples by the class that a model gives them"
+
     labels: Literal["spl", "csl"] = "spl"
     samples: int | None = 128  # None: all that are public
 

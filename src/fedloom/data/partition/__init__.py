@@ -26,7 +26,7 @@ from fedloom.data.partition.table import Partition
 from fedloom.errors import FedloomError, unknown
 from fedloom.streams import stream
 
-__all__ = ["Partition", "by_column", "names_rows", "parse", "partition", "partitioners"]
+__all__ = ["Partition", "by_class", "by_column", "names_rows", "parse", "partition", "partitioners"]
 
 _PARTITIONERS = {
     each.name: each
@@ -42,6 +42,9 @@ _PARTITIONERS = {
         file.PARTITIONER,
     )
 }
+
+
+_WITHOUT_CLASSES = ("iid", "quantity", "by", "file")
 
 
 def partitioners() -> list[tuple[str, str, str]]:
@@ -82,6 +85,11 @@ def partition(
     dealing = Dealing(labels, clients, n_classes, rng, reserve, columns or {})
     with np.errstate(over="ignore", invalid="ignore"):  # `counts` refuses what overflows
         return _PARTITIONERS[name].deal(parsed, dealing)
+
+
+def by_class(spec: str) -> bool:
+    """Whether a recipe looks at the classes of samples."""
+    return parse(spec)[0] not in _WITHOUT_CLASSES
 
 
 def names_rows(spec: str | Partition) -> bool:

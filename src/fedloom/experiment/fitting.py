@@ -1,0 +1,46 @@
+"""Whether a method makes sense for a task: what needs classes is refused where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedloom.errors import FedloomError
+from fedloom.method import Method
+from fedloom.tasks import Task
+
+
+def check_task(name: str, method: Method, task: Task) -> None:
+    """Refuse a method that can't learn this task, with the reason."""
+    if task.by_class:
+        return
+    for why in _reasons(method, task):
+        raise FedloomError(
+            f"{name} can't learn this: {why}, and the task is {task.name}, which has none. Choose "
+            "another method or option."
+        )
+    if "accuracy" in method.mix.needs and not task.primary.share:
+        raise FedloomError(
+            f"{name} can't learn this: it weighs nodes by a score between 0 and 1, and "
+            f"{task.name} is scored by {task.primary.called}. Choose p2p-fedavg or wafl."
+        )
+    if "exits" in method.select.model_options and task.answers(1, (1, 2, 2)) != (1, task.outputs):
+        raise FedloomError(
+            f"{name} can't learn this: it puts an output behind each block that answers once for a "
+            f"sample, and {task.name} has an answer for every place. Choose another method."
+        )
+
+
+def _reasons(method: Method, task: Task) -> Iterator[str]:
+    """What the parts of a method do with classes."""
+    rules = [rule for rule in (method.local, method.own, method.adapt.rule) if rule is not None]
+    for part in (*rules, method.select):
+        if part.probabilities:
+            yield f"it needs class probabilities ({part.probabilities})"
+    if any("classes" in rule.needs for rule in rules):
+        yield "it masks the classes that a client does not hold (mask=none does without)"
+    if "classes" in method.mix.needs:
+        yield "it counts rows class by class (by_class=false does without)"
+    if "classes" in method.topology.needs:
+        yield "it draws clients by their classes"
+    if method.newcomer.choice == "vote":
+        yield "newcomers are given a vote of class probabilities (choose another newcomer rule)"
