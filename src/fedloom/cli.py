@@ -18,7 +18,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from fedloom import __version__
-from fedloom.errors import FedloomError, is_shortage, shortage
+from fedloom.errors import INTERRUPTED, FedloomError, is_shortage, shortage
 from fedloom.experiment.settings import Config
 from fedloom.imports import uncollected
 
@@ -52,8 +52,8 @@ def main() -> None:
             raise
         _fail(str(e), e.exit_code)
     except SystemExit as e:
-        if e.code == 130:  # typer's, for Ctrl-C
-            _fail("Interrupted. Nothing that was finished is lost.", 130)
+        if e.code == INTERRUPTED:  # typer's, for Ctrl-C
+            _fail("Interrupted. Nothing that was finished is lost.", INTERRUPTED)
         raise
     except BrokenPipeError:
         sys.stderr.close()
@@ -592,6 +592,79 @@ def report(
         print(Result(paths[0]).report(out))
 
 
+@app.command()
+def watch(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUNS_DIR", help="Folder of runs; those below it count too.")
+    ] = Path("runs"),
+    host: Annotated[
+        str,
+        typer.Option("--host", help="Address to listen on; any but the loopback needs --token."),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")
+    ] = 8765,
+    token: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--token",
+            metavar="TEXT",
+            help="Let in only those who have this token; `new` makes one up.",
+            show_default=False,
+        ),
+    ] = None,
+    browser: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option(
+            "--open/--no-open", help="Open the page in a browser.",
+            show_default="open where there is a screen",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Show runs on a local web page while they go on: progress, curves, clients, log; compare any
+    of them, play a moving network, stop a run cleanly, open its report. Ctrl-C ends it, not the
+    runs. Needs the extra: pip install 'fedloom[watch]'."""
+    import secrets
+
+    try:
+        from fedloom.watch.server import is_loopback, serve
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio"):
+            raise
+        raise FedloomError(
+            "fedloom watch needs two more packages: pip install 'fedloom[watch]'."
+        ) from None
+
+    if folder.exists() and not folder.is_dir():
+        raise FedloomError(f"'{folder}' is a file. Name a folder of runs.")
+    if not folder.exists() and folder != Path("runs"):  # runs/ appears with the first run
+        raise FedloomError(f"'{folder}' does not exist. Name the folder that your runs are in.")
+    if token is None and not is_loopback(host):
+        raise FedloomError(
+            f"With --host {host}, others on the network could see and stop your runs. Add --token "
+            "new, and pass the address that is then printed only to those who may."
+        )
+    token = secrets.token_urlsafe(24) if token == "new" else token
+    if token is not None and len(token) < 16:
+        raise FedloomError("A token of fewer than 16 characters can be guessed: --token new.")
+
+    def ready(address: str) -> None:
+        print(f"Watching {folder}: {address}\nCtrl-C ends the page; runs go on.", flush=True)
+        if browser or (browser is None and is_loopback(host) and _has_screen()):
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(folder, host, port, token, ready)
+
+
+def _has_screen() -> bool:
+    import os
+
+    screens = ("DISPLAY", "WAYLAND_DISPLAY")
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(s) for s in screens)
+
+
 def _print_pictures(*files: Path | None) -> None:
     for file in files:
         if file is not None:
@@ -966,7 +1039,7 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 
 class _Interrupted(FedloomError):
-    exit_code = 130
+    exit_code = INTERRUPTED
 
 
 @contextmanager
@@ -985,6 +1058,7 @@ def _resumable(progress: Any, *, comparing: bool = False) -> Iterator[None]:
                 f"Interrupted before the first checkpoint; '{stopped.path}' holds the run that was "
                 "there before."
             ) from None
+        how = "Interrupted" if stopped.after is None else f"Stopped after round {stopped.after}"
         raise _Interrupted(
-            f"Interrupted; finished rounds are kept. Go on: {what} --resume --out {where}"
+            f"{how}; finished rounds are kept. Go on: {what} --resume --out {where}"
         ) from None

@@ -15,13 +15,12 @@ import pandas as pd
 import yaml
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.api import slug
 from fedloom.experiment.config import read_config
 from fedloom.experiment.pairing import differences, in_common, notes
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import RESUMABLE
 from fedloom.experiment.store import RunStore
-from fedloom.files import atomic_file
+from fedloom.files import atomic_file, slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

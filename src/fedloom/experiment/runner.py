@@ -23,7 +23,7 @@ from torch import Tensor
 from fedloom.engine import Diverged, Task, Trained, diverged
 from fedloom.engine.kernels import kernels_for
 from fedloom.errors import FedloomError, telling_memory
-from fedloom.experiment.interrupts import heeding_interrupts
+from fedloom.experiment.interrupts import StopRequested, heeding_interrupts
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
 from fedloom.kinds import Declared
@@ -82,6 +82,8 @@ class Runner:
                     heed()
                     with telling_memory(f"round {t}"):
                         self._step(t)
+                    if t < config.rounds and self.store.stop_asked:
+                        self._stop(t)
             self.store.finish()
         except FedloomError as e:
             e.args = (self._called(str(e)),)
@@ -118,6 +120,13 @@ class Runner:
         self._stored = time.perf_counter() - started
         for watcher in self.watchers:
             watcher.round(record)
+
+    def _stop(self, t: int) -> None:
+        """End after round `t`, such that a resumed run loses nothing of it."""
+        if t % self.experiment.config.checkpoint_every:
+            self.store.add_checkpoint(t, self.experiment.state.tensors(), self.experiment.about)
+        self.store.sync()
+        raise StopRequested(t)
 
     def round(self, t: int) -> dict[str, Any]:
         """One round of training; returns its record."""

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedloom.errors import FedloomError, unknown
+from fedloom.errors import INTERRUPTED, FedloomError, unknown
 from fedloom.experiment.config import agreed, make_config
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.result import Result
@@ -224,6 +224,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
     waiting = deque(job for job in jobs if not finished(job))
     running: list[_Running] = []
     failed: list[str] = []
+    stopped: list[str] = []
     try:
         while running or (waiting and not failed):
             while waiting and not failed and len(running) < workers:
@@ -233,11 +234,13 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
                 words = _log(job).read_text().strip()
                 if job.process.returncode and "Training diverged" in words:
                     _diverged(job).write_text(words)  # a result too: it is not tried again
+                elif job.process.returncode == INTERRUPTED and not finished(job):
+                    stopped.append(job.path.name)  # somebody asked for it: the others go on
                 elif job.process.returncode and not finished(job):
                     # Others would very likely fail as well: no more are started.
                     failed.append(f"{job.path.name}: {words}")
             everything = sum(j.rounds for j in jobs)
-            ended = len(jobs) - len(waiting) - len(running) - len(failed)
+            ended = len(jobs) - len(waiting) - len(running) - len(failed) - len(stopped)
             names = ", ".join(j.path.name for j in running)
             say(names, sum(j.done for j in jobs), everything, ended, len(jobs))
             if running:
@@ -251,6 +254,11 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
         raise FedloomError(
             f"A run failed; what is finished is safe in '{jobs[0].path.parent}', and the same "
             f"command goes on from there. {failed[0]}"
+        )
+    if stopped:
+        raise FedloomError(
+            f"{', '.join(stopped)} was stopped before its end. All others are finished; the same "
+            "command goes on with it, and then writes the tables."
         )
 
 

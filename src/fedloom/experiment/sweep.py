@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.api import planned, slug
+from fedloom.experiment.api import planned
 from fedloom.experiment.concern import idle
 from fedloom.experiment.config import as_words, merge, parse_settings
 from fedloom.experiment.entry import Entry, named
 from fedloom.experiment.settings import Config
 from fedloom.experiment.study import Ask, Cell, Drawn, Figures, Results, Study, Table, spread
+from fedloom.files import slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,10 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib import resources
 from pathlib import Path
 
-from fedloom.report.plots import look
+from fedloom.report.looks import asset, finite, look
 
 _BORDER = {"-": "solid", "--": "dashed", "-.": "dashed", ":": "dotted"}
 _DASH = {"-": "solid", "--": "dashed", "-.": "dashdot", ":": "dotted"}
@@ -125,15 +124,16 @@ def render(page: Page) -> str:
             for p in page.panels
         ],
     }
-    embedded = json.dumps(_finite(data)).replace("<", "\\u003c")
+    embedded = json.dumps(finite(data)).replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(page.title)}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<style>{_asset("uPlot.min.css")}{_asset("report.css")}</style></head>
+<style>{asset("uPlot.min.css")}{asset("report.css")}</style></head>
 <body>{"".join(parts)}
 <script type="application/json" id="data">{embedded}</script>
-<script>{_asset("uPlot.iife.min.js")}</script>
-<script>{_asset("report.js")}</script></body></html>
+<script>{asset("uPlot.iife.min.js")}</script>
+<script>{asset("curves.js")}</script>
+<script>{asset("report.js")}</script></body></html>
 """
 
 
@@ -342,17 +342,3 @@ def _again(page: Page) -> str:
         f"<h2>How to run it again</h2>{commands}<div class='wide'><table><tbody>{made}</tbody>"
         f"</table></div><details><summary>All settings</summary>{settings}</details>"
     )
-
-
-def _finite(value: object) -> object:
-    """JSON has no NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list) else value
-
-
-def _asset(name: str) -> str:
-    text = resources.files("fedloom.report").joinpath("assets", name).read_text(encoding="utf-8")
-    return text.replace("</script", "<\\/script")
