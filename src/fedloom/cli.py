@@ -560,18 +560,29 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Directory of a run or a comparison, or several runs to compare."
+            metavar="RUN...",
+            help="Directory of a run, a comparison or a study, or several runs to compare.",
         ),
     ],
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--out", metavar="FILE.html", help="Where to write it [default: in RUN]."),
     ] = None,
+    figures: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--figures",
+            metavar="DIR",
+            help="Write every figure as SVG and PDF and its data as CSV into this folder, too.",
+        ),
+    ] = None,
 ) -> None:
-    """Write a page that shows a run, a comparison or several runs side by side: scores, curves,
-    every client, costs, and how to run it again. One file, which opens without a network."""
+    """Write a page that shows a run, a comparison, a study or several runs side by side: scores,
+    curves, every client, costs, and how to run it again. One file, which opens without a
+    network."""
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
+    from fedloom.experiment.study import is_study, reopen, write_report
 
     if out is not None and (out.suffix not in (".html", ".htm") or out.is_dir()):
         raise FedloomError(f"'{out}' is not a page: give a file that ends in .html.")
@@ -580,16 +591,20 @@ def report(
             raise FedloomError(
                 "Several runs have no directory in common: say where, --out FILE.html."
             )
-        print(Comparison.of(paths).report(out))
+        print(Comparison.of(paths).report(out, figures))
     elif Comparison.is_in(paths[0]):
-        print(Comparison.load(paths[0]).report(out))
+        print(Comparison.load(paths[0]).report(out, figures))
+    elif is_study(paths[0]):
+        study, ask, results = reopen(paths[0])
+        write_report(study, ask, results, paths[0], out, figures)
+        print(out or paths[0] / "report.html")
     elif (paths[0] / "tables.md").is_file() and not (paths[0] / "config.yaml").is_file():
         raise FedloomError(
-            f"'{paths[0]}' is a study: its report.html is written by the study itself. Run its "
-            "command again, which runs nothing twice."
+            f"'{paths[0]}' is a study of an older version, which did not write down what it was. "
+            "Run its command again: it runs nothing twice, and writes the report."
         )
     else:
-        print(Result(paths[0]).report(out))
+        print(Result(paths[0]).report(out, figures))
 
 
 @app.command()

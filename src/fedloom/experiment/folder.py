@@ -39,6 +39,7 @@ class RunFolder:
         self.manifest_file = path / "manifest.yaml"
         self.report_file = path / REPORT
         self.names_file = path / "names.json"
+        self.about_file = path / "about.json"
         self._parts = path / "clients"
         self._checkpoints = path / "checkpoints"
         self._replaced = path / _REPLACED
@@ -197,7 +198,7 @@ class RunFolder:
         """All that a run writes; its config, which makes the directory a run, last."""
         return (
             self.rounds_file, self.clients_file, self.manifest_file, self.names_file,
-            self.report_file, self._parts, self._checkpoints, self.config_file,
+            self.about_file, self.report_file, self._parts, self._checkpoints, self.config_file,
         )  # fmt: skip
 
     def _set_aside(self) -> None:
@@ -213,14 +214,15 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)
         for file in (
             self.rounds_file, self.clients_file, self.manifest_file, self.names_file,
-            self.report_file,
+            self.about_file, self.report_file,
         ):  # fmt: skip
             file.unlink(missing_ok=True)
         self.sweep()
 
     def _is_leftover(self, file: Path) -> bool:
         """Whether a process that was killed in `create` or `drop_if_empty` may have left this."""
-        known = (_LOCK, _STOP, _DROPPED, self.manifest_file.name, self.names_file.name)
+        known = (_LOCK, _STOP, _DROPPED, self.manifest_file.name, self.names_file.name,
+                 self.about_file.name)  # fmt: skip
         if file.name in known or is_temporary(file):
             return True
         ours = file in (self._parts, self._checkpoints) and file.is_dir()

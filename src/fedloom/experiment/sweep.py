@@ -83,7 +83,7 @@ class Sweep(Study):
         self, methods: Sequence[str], axes: Sequence[Axis], settings: Mapping[str, Any]
     ) -> None:
         self.entries = [Entry.of(method) for method in methods]
-        self.axes, self._settings = axes, settings
+        self._methods, self.axes, self._settings = methods, axes, settings
         keys = [axis.key for axis in axes]
         for key in keys:
             if keys.count(key) > 1:
@@ -108,6 +108,12 @@ class Sweep(Study):
         swept = (f"{axis.key}={';'.join(axis.values)}" for axis in self.axes)
         words += [f"--sweep {shlex.quote(text)}" for text in swept] + [f"--seeds {ask.seeds}"]
         return " ".join([*words, *(f"--set {shlex.quote(w)}" for w in as_words(self._settings))])
+
+    def asked(self, ask: Ask) -> dict[str, Any]:
+        grid = {"methods": list(self._methods),
+                "axes": {axis.key: list(axis.values) for axis in self.axes},
+                "settings": dict(self._settings)}  # fmt: skip
+        return {"sweep": grid, "seeds": ask.seeds}
 
     def check(self, ask: Ask) -> None:
         if ask.seeds < 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import time
 from collections import deque
@@ -44,6 +45,7 @@ SCORES = {
 _WRITTEN: dict[str, type | tuple[type, ...]] = {
     "round": int, "participants": list, "seconds": (int, float), "bytes_up": int, "bytes_down": int,
 }  # fmt: skip
+_VERSIONS = itertools.count(1)  # never the same twice, also for a run that comes again
 _PERCENT = ("test_accuracy", "macro", "worst10", "new_macro")
 
 
@@ -156,7 +158,7 @@ class Run:
             self._read_rounds()
         self.state = self._state()
         if (self.state, self.done, self.wrong, self._config_seen) != before:
-            self.version += 1
+            self.version = next(_VERSIONS)
 
     def _read_config(self) -> None:
         stat = self.folder.config_file.stat()

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedloom.errors import FedloomError
-from fedloom.experiment.settings import Config
+from fedloom.experiment.contacts import contacts_of, peers_of
 from fedloom.streams import streams_of
-from fedloom.topology import Faults, Peers, network
 from fedloom.topology.waypoint import Waypoint
 from fedloom.watch.follow import Run
 
@@ -27,21 +26,14 @@ def frames(run: Run, first: int, last: int) -> dict[str, Any]:
     nodes = int(config["clients"])
     if nodes > _MOST_NODES:
         raise FedloomError(f"A network of more than {_MOST_NODES:,} nodes is not drawn.")
-    links = network(config.get("topology") or Waypoint.name)
-    params = config.get("params") or {}
-    peers = Peers(
-        links,
-        Faults.parse(config.get("faults") or "none"),
-        int(params.get("self_training", 0)),
-        bool(params.get("alone", True)),
-    )
-    asked = Config.model_construct(clients=nodes, participation=config.get("participation", 1.0))
+    peers = peers_of(config)
+    links = peers.network
     last = min(last, first + MOST_ROUNDS - 1)
     low, high = links.frame
     out = []
     for t in range(first, last + 1):
         streams = streams_of(int(config["seed"]), t)
-        contacts = peers.contacts(t, nodes, asked.participants, streams)
+        contacts = contacts_of(peers, config, t)
         met = np.empty((0, 3), dtype=np.int64) if contacts.meetings is None else contacts.meetings
         there = contacts.participants if contacts.present is None else contacts.present
         count = getattr(links, "steps", None) or int(met[:, 0].max(initial=1))

@@ -318,14 +318,14 @@ def application(
 async def _changes(watch: Watch) -> AsyncIterator[str]:
     """All runs at first, then those that change; `gone` names those that are not there any more."""
     known: dict[str, int] = {}
-    groups: Mapping[str, Any] = {}
+    groups: Mapping[str, Any] | None = None
     said = time.monotonic()
     while not watch.closing:
         now = await run_in_threadpool(watch.overview)
         stamps = {key: run["version"] for key, run in now["runs"].items()}
         changed = {k: run for k, run in now["runs"].items() if known.get(k) != stamps[k]}
         gone = [key for key in known if key not in stamps]
-        if changed or gone or groups != now["groups"] or not known:
+        if changed or gone or groups != now["groups"]:
             told = {"root": now["root"], "groups": now["groups"], "runs": changed, "gone": gone}
             yield f"data: {json.dumps(finite(told))}\n\n"
             known, groups, said = stamps, now["groups"], time.monotonic()

@@ -23,6 +23,14 @@
     return copy.outerHTML.replace(/var\(--ink\)/g, "#000000").replace(/var\(--[a-z]+\)/g, "#888888");
   }
 
+  // What a figure shows: drawn in the page, or an image that is SVG already.
+  function drawing(figure) {
+    var inside = figure.querySelector("svg");
+    if (inside) return standalone(inside);
+    var bytes = atob(figure.querySelector("img").src.split(",")[1]);
+    return new TextDecoder().decode(Uint8Array.from(bytes, function (c) { return c.charCodeAt(0); }));
+  }
+
   function name(button) {
     return button.dataset.name.toLowerCase().replace(/[^a-z0-9]+/g, "-");
   }
@@ -31,7 +39,7 @@
     button.addEventListener("click", function () {
       var panel = button.dataset.panel;
       var text = panel !== undefined ? Curves.svg(data.panels[+panel], how)
-        : standalone(button.closest("figure").querySelector("svg"));
+        : drawing(button.closest("figure"));
       Curves.save(name(button) + ".svg", text, "image/svg+xml");
     });
   });
@@ -39,7 +47,7 @@
     button.addEventListener("click", function () {
       var panel = button.dataset.panel;
       var text = panel !== undefined ? Curves.csv([data.panels[+panel]], data.axes)
-        : document.getElementById(button.dataset.csv).textContent;
+        : data.tables[button.dataset.csv];
       Curves.save(name(button) + ".csv", text, "text/csv");
     });
   });
