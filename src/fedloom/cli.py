@@ -9,15 +9,17 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import types
+import typing
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
-from fedloom import __version__
+from fedloom import __version__, names
 from fedloom.errors import INTERRUPTED, FedloomError, is_shortage, shortage
 from fedloom.experiment.settings import Config
 from fedloom.imports import uncollected
@@ -28,7 +30,6 @@ app = typer.Typer(
     "connectivity.",
     epilog="Add --debug to any command to see the traceback of an error.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(
@@ -82,6 +83,29 @@ def _fail(text: str, code: int) -> None:
 
 # -- options made from the settings --------------------------------------------------------------
 
+_NAMED = {"data": names.DATA, "model": names.MODELS, "topology": names.NETWORKS,
+          "partition": names.PARTITIONS, "engine": names.ENGINES}  # fmt: skip
+
+
+def _completing(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """What a shell offers behind the first letters of a word."""
+    known = list(words)
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in known if word.startswith(incomplete)]
+
+    return complete
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """The words that a setting may be, where its type lists them."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return tuple(w for w in typing.get_args(annotation) if isinstance(w, str))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return tuple(w for part in typing.get_args(annotation) for w in _choices(part))
+    return ()
+
+
 _SEVERAL = ("params", "data_options", "model_options")  # reached with --set
 
 
@@ -98,12 +122,14 @@ def _setting_options(*skip: str) -> list[inspect.Parameter]:
         flag = f"--{name.replace('_', '-')}"
         flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
         default = "" if field.default is None else f" [{field.default}]"
+        offered = _NAMED.get(name) or _choices(field.annotation)
         option = typer.Option(
             *flags,
             help=f"{field.description}{default}".replace("[", r"\["),
             show_default=False,
             rich_help_panel="Settings",
             metavar=None if kind is bool else {int: "N", float: "X", str: "TEXT"}[kind],
+            autocompletion=_completing(offered) if offered else None,
         )
         out.append(
             inspect.Parameter(
@@ -269,6 +295,7 @@ def run(
         typer.Argument(
             help="Method name (see `fedloom methods`), NAME:option=value, or FILE.py of your own.",
             show_default=False,
+            autocompletion=_completing(names.METHODS),
         ),
     ] = None,
     out: Out = None,
@@ -316,6 +343,7 @@ def compare(
         typer.Argument(
             help="Methods, as in `fedloom run`; NAME@setting=value has a setting of its own.",
             show_default=False,
+            autocompletion=_completing(names.METHODS),
         ),
     ],
     seeds: Annotated[
@@ -406,7 +434,11 @@ def _sweep(
 def methods(
     name: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(help="Show one method with its options.", show_default=False),
+        typer.Argument(
+            help="Show one method with its options.",
+            show_default=False,
+            autocompletion=_completing(names.METHODS),
+        ),
     ] = None,
     model: Annotated[
         str, typer.Option("--model", help="The model whose bytes the manifest counts.")
@@ -673,6 +705,23 @@ def watch(
     serve(folder, host, port, token, ready)
 
 
+@app.command()
+def doctor() -> None:
+    """Say what is installed and whether it works: versions, extras, devices, compiler and kernels,
+    data, free disk, and a federated run of a few seconds. Exits with 1 if something is wrong."""
+    from fedloom.doctor import examine
+    from fedloom.report.terminal import print_finding
+
+    wrong = 0
+    for finding in examine():
+        print_finding(finding)
+        wrong += finding.state == "wrong"
+    if wrong:
+        lines = "1 line" if wrong == 1 else f"{wrong} lines"
+        _fail(f"Something that should work does not: see the {lines} with ✗.", 1)
+    print("All that should work does.")
+
+
 def _has_screen() -> bool:
     import os
 
@@ -691,7 +740,11 @@ def _print_pictures(*files: Path | None) -> None:
 def tune(
     methods: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(help="Methods, as in `fedloom run`.", show_default=False),
+        typer.Argument(
+            help="Methods, as in `fedloom run`.",
+            show_default=False,
+            autocompletion=_completing(names.METHODS),
+        ),
     ] = None,
     search: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -796,7 +849,9 @@ def tune(
 def study(
     name: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(help="Study name.", show_default=False),
+        typer.Argument(
+            help="Study name.", show_default=False, autocompletion=_completing(names.STUDIES)
+        ),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Name all studies.")] = False,
     data: Annotated[
@@ -863,7 +918,8 @@ def topology(
     spec: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="TOPOLOGY", help="A network, such as waypoint,area=500.", show_default=False
+            metavar="TOPOLOGY", help="A network, such as waypoint,area=500.", show_default=False,
+            autocompletion=_completing(names.NETWORKS),
         ),
     ] = None,
     clients: Annotated[int, typer.Option("--clients", min=1, help="Nodes.")] = 50,
@@ -931,7 +987,9 @@ def data_list() -> None:
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="Data set name.")],
+    name: Annotated[
+        str, typer.Argument(help="Data set name.", autocompletion=_completing(names.DATA))
+    ],
     split: Annotated[
         Optional[str], typer.Option("--split", help="EMNIST split.")  # noqa: UP045
     ] = None,
@@ -950,7 +1008,10 @@ def data_fetch(
 def data_show(
     name: Annotated[
         str,
-        typer.Argument(help="Data set name, .csv, .parquet or .npz file, folder, or sites:DIR."),
+        typer.Argument(
+            help="Data set name, .csv, .parquet or .npz file, folder, or sites:DIR.",
+            autocompletion=_completing(names.DATA),
+        ),
     ],
     partition: Annotated[
         Optional[str],  # noqa: UP045
@@ -1007,7 +1068,13 @@ def model_list() -> None:
 
 @model_app.command("show")
 def model_show(
-    name: Annotated[str, typer.Argument(help="Model name, or FILE.py:FACTORY of your own.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Model name, or FILE.py:FACTORY of your own.",
+            autocompletion=_completing(names.MODELS),
+        ),
+    ],
     capacity: Annotated[
         float, typer.Option("--capacity", help="Share of the channels to keep.")
     ] = 1.0,
