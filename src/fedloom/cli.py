@@ -9,16 +9,18 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import types
+import typing
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
-from fedloom import __version__
-from fedloom.errors import FedloomError, is_shortage, shortage
+from fedloom import __version__, names
+from fedloom.errors import INTERRUPTED, FedloomError, is_shortage, shortage
 from fedloom.experiment.settings import Config
 from fedloom.imports import uncollected
 
@@ -28,7 +30,6 @@ app = typer.Typer(
     "connectivity.",
     epilog="Add --debug to any command to see the traceback of an error.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(
@@ -52,8 +53,8 @@ def main() -> None:
             raise
         _fail(str(e), e.exit_code)
     except SystemExit as e:
-        if e.code == 130:  # typer's, for Ctrl-C
-            _fail("Interrupted. Finished work is kept.", 130)
+        if e.code == INTERRUPTED:  # typer's, for Ctrl-C
+            _fail("Interrupted. Finished work is kept.", INTERRUPTED)
         raise
     except BrokenPipeError:
         sys.stderr.close()
@@ -82,6 +83,29 @@ def _fail(text: str, code: int) -> None:
 
 # -- options made from the settings --------------------------------------------------------------
 
+_NAMED = {"data": names.DATA, "model": names.MODELS, "topology": names.NETWORKS,
+          "partition": names.PARTITIONS, "engine": names.ENGINES}  # fmt: skip
+
+
+def _completing(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """What a shell offers behind the first letters of a word."""
+    known = list(words)
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in known if word.startswith(incomplete)]
+
+    return complete
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """The words that a setting may be, where its type lists them."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return tuple(w for w in typing.get_args(annotation) if isinstance(w, str))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return tuple(w for part in typing.get_args(annotation) for w in _choices(part))
+    return ()
+
+
 _SEVERAL = ("params", "data_options", "model_options")  # reached with --set
 
 
@@ -98,12 +122,14 @@ def _setting_options(*skip: str) -> list[inspect.Parameter]:
         flag = f"--{name.replace('_', '-')}"
         flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
         default = "" if field.default is None else f" [{field.default}]"
+        offered = _NAMED.get(name) or _choices(field.annotation)
         option = typer.Option(
             *flags,
             help=f"{field.description}{default}".replace("[", r"\["),
             show_default=False,
             rich_help_panel="Settings",
             metavar=None if kind is bool else {int: "N", float: "X", str: "TEXT"}[kind],
+            autocompletion=_completing(offered) if offered else None,
         )
         out.append(
             inspect.Parameter(
@@ -269,6 +295,7 @@ def run(
         typer.Argument(
             help="Method name (see `fedloom methods`), NAME:option=value, or your own FILE.py.",
             show_default=False,
+            autocompletion=_completing(names.METHODS),
         ),
     ] = None,
     out: Out = None,
@@ -316,6 +343,7 @@ def compare(
         typer.Argument(
             help="Methods, as in `fedloom run`; NAME@setting=value gives one its own setting.",
             show_default=False,
+            autocompletion=_completing(names.METHODS),
         ),
     ],
     seeds: Annotated[
@@ -406,7 +434,11 @@ def _sweep(
 def methods(
     name: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(help="Show one method with its options.", show_default=False),
+        typer.Argument(
+            help="Show one method with its options.",
+            show_default=False,
+            autocompletion=_completing(names.METHODS),
+        ),
     ] = None,
     model: Annotated[
         str, typer.Option("--model", help="Model to compute the manifest's bytes for.")
@@ -560,18 +592,29 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Directory of a run or a comparison, or several runs to compare."
+            metavar="RUN...",
+            help="Directory of a run, a comparison or a study, or several runs to compare.",
         ),
     ],
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--out", metavar="FILE.html", help="Where to write it [default: in RUN]."),
     ] = None,
+    figures: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--figures",
+            metavar="DIR",
+            help="Write every figure as SVG and PDF and its data as CSV into this folder, too.",
+        ),
+    ] = None,
 ) -> None:
-    """Write a page that shows a run, a comparison or several runs side by side: scores, curves,
-    every client, costs, and how to run it again. One file, which opens without a network."""
+    """Write a page that shows a run, a comparison, a study or several runs side by side: scores,
+    curves, every client, costs, and how to run it again. One file, which opens without a
+    network."""
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
+    from fedloom.experiment.study import is_study, reopen, write_report
 
     if out is not None and (out.suffix not in (".html", ".htm") or out.is_dir()):
         raise FedloomError(f"'{out}' is not a page: give a file that ends in .html.")
@@ -580,16 +623,110 @@ def report(
             raise FedloomError(
                 "Several runs have no directory in common: say where, --out FILE.html."
             )
-        print(Comparison.of(paths).report(out))
+        print(Comparison.of(paths).report(out, figures))
     elif Comparison.is_in(paths[0]):
-        print(Comparison.load(paths[0]).report(out))
+        print(Comparison.load(paths[0]).report(out, figures))
+    elif is_study(paths[0]):
+        study, ask, results = reopen(paths[0])
+        write_report(study, ask, results, paths[0], out, figures)
+        print(out or paths[0] / "report.html")
     elif (paths[0] / "tables.md").is_file() and not (paths[0] / "config.yaml").is_file():
         raise FedloomError(
-            f"'{paths[0]}' is a study: its report.html is written by the study itself. Run its "
-            "command again, which runs nothing twice."
+            f"'{paths[0]}' is a study of an older version, which did not write down what it was. "
+            "Run its command again: it runs nothing twice, and writes the report."
         )
     else:
-        print(Result(paths[0]).report(out))
+        print(Result(paths[0]).report(out, figures))
+
+
+@app.command()
+def watch(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUNS_DIR", help="Folder of runs; those below it count too.")
+    ] = Path("runs"),
+    host: Annotated[
+        str,
+        typer.Option("--host", help="Address to listen on; any but the loopback needs --token."),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")
+    ] = 8765,
+    token: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--token",
+            metavar="TEXT",
+            help="Let in only those who have this token; `new` makes one up.",
+            show_default=False,
+        ),
+    ] = None,
+    browser: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option(
+            "--open/--no-open", help="Open the page in a browser.",
+            show_default="open where there is a screen",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Show runs on a local web page while they go on: progress, curves, clients, log; compare any
+    of them, play a moving network, stop a run cleanly, open its report. Ctrl-C ends it, not the
+    runs. Needs the extra: pip install 'fedloom[watch]'."""
+    import secrets
+
+    try:
+        from fedloom.watch.server import is_loopback, serve
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio"):
+            raise
+        raise FedloomError(
+            "fedloom watch needs two more packages: pip install 'fedloom[watch]'."
+        ) from None
+
+    if folder.exists() and not folder.is_dir():
+        raise FedloomError(f"'{folder}' is a file. Name a folder of runs.")
+    if not folder.exists() and folder != Path("runs"):  # runs/ appears with the first run
+        raise FedloomError(f"'{folder}' does not exist. Name the folder that your runs are in.")
+    if token is None and not is_loopback(host):
+        raise FedloomError(
+            f"With --host {host}, others on the network could see and stop your runs. Add --token "
+            "new, and pass the address that is then printed only to those who may."
+        )
+    token = secrets.token_urlsafe(24) if token == "new" else token
+    if token is not None and len(token) < 16:
+        raise FedloomError("A token of fewer than 16 characters can be guessed: --token new.")
+
+    def ready(address: str) -> None:
+        print(f"Watching {folder}: {address}\nCtrl-C ends the page; runs go on.", flush=True)
+        if browser or (browser is None and is_loopback(host) and _has_screen()):
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(folder, host, port, token, ready)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed and whether it works: versions, extras, devices, compiler and kernels,
+    data, free disk, and a federated run of a few seconds. Exits with 1 if something is wrong."""
+    from fedloom.doctor import examine
+    from fedloom.report.terminal import print_finding
+
+    wrong = 0
+    for finding in examine():
+        print_finding(finding)
+        wrong += finding.state == "wrong"
+    if wrong:
+        lines = "1 line" if wrong == 1 else f"{wrong} lines"
+        _fail(f"Something that should work does not: see the {lines} with ✗.", 1)
+    print("All that should work does.")
+
+
+def _has_screen() -> bool:
+    import os
+
+    screens = ("DISPLAY", "WAYLAND_DISPLAY")
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(s) for s in screens)
 
 
 def _print_pictures(*files: Path | None) -> None:
@@ -603,7 +740,11 @@ def _print_pictures(*files: Path | None) -> None:
 def tune(
     methods: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(help="Methods, as in `fedloom run`.", show_default=False),
+        typer.Argument(
+            help="Methods, as in `fedloom run`.",
+            show_default=False,
+            autocompletion=_completing(names.METHODS),
+        ),
     ] = None,
     search: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -704,7 +845,9 @@ def tune(
 def study(
     name: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(help="Study name.", show_default=False),
+        typer.Argument(
+            help="Study name.", show_default=False, autocompletion=_completing(names.STUDIES)
+        ),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List all studies.")] = False,
     data: Annotated[
@@ -771,7 +914,8 @@ def topology(
     spec: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="TOPOLOGY", help="A network, such as waypoint,area=500.", show_default=False
+            metavar="TOPOLOGY", help="A network, such as waypoint,area=500.", show_default=False,
+            autocompletion=_completing(names.NETWORKS),
         ),
     ] = None,
     clients: Annotated[int, typer.Option("--clients", min=1, help="Number of nodes.")] = 50,
@@ -839,7 +983,9 @@ def data_list() -> None:
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="Data set name.")],
+    name: Annotated[
+        str, typer.Argument(help="Data set name.", autocompletion=_completing(names.DATA))
+    ],
     split: Annotated[
         Optional[str], typer.Option("--split", help="EMNIST split.")  # noqa: UP045
     ] = None,
@@ -858,7 +1004,10 @@ def data_fetch(
 def data_show(
     name: Annotated[
         str,
-        typer.Argument(help="Data set name, .csv, .parquet or .npz file, folder, or sites:DIR."),
+        typer.Argument(
+            help="Data set name, .csv, .parquet or .npz file, folder, or sites:DIR.",
+            autocompletion=_completing(names.DATA),
+        ),
     ],
     partition: Annotated[
         Optional[str],  # noqa: UP045
@@ -927,7 +1076,13 @@ def model_list() -> None:
 
 @model_app.command("show")
 def model_show(
-    name: Annotated[str, typer.Argument(help="Model name, or your own FILE.py:FACTORY.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Model name, or your own FILE.py:FACTORY.",
+            autocompletion=_completing(names.MODELS),
+        ),
+    ],
     capacity: Annotated[
         float, typer.Option("--capacity", help="Fraction of the channels to keep.")
     ] = 1.0,
@@ -976,7 +1131,7 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 
 class _Interrupted(FedloomError):
-    exit_code = 130
+    exit_code = INTERRUPTED
 
 
 @contextmanager
@@ -995,6 +1150,7 @@ def _resumable(progress: Any, *, comparing: bool = False) -> Iterator[None]:
                 f"Interrupted before the first checkpoint; '{stopped.path}' holds the run that was "
                 "there before."
             ) from None
+        how = "Interrupted" if stopped.after is None else f"Stopped after round {stopped.after}"
         raise _Interrupted(
-            f"Interrupted; finished rounds are kept. Continue with: {what} --resume --out {where}"
+            f"{how}; finished rounds are kept. Continue with: {what} --resume --out {where}"
         ) from None

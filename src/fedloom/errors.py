@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+INTERRUPTED = 130  # the exit code of what was stopped by Ctrl-C or on request
+
 
 class FedloomError(Exception):
     """A user error, explained in one paragraph."""

@@ -34,6 +34,15 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def slug(text: str) -> str:
+    """A text as the name of a file.
+
+    >>> slug("fedavg@lr=0.1, twice")
+    'fedavg-lr=0.1-twice'
+    """
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", text)
+
+
 def is_temporary(path: Path) -> bool:
     """Whether this is what `atomic_file` leaves behind if the process is killed."""
     return _TEMPORARY.fullmatch(path.name) is not None
@@ -101,7 +110,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
             handle.seek(0)
             while True:
                 try:
-                    msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
+                    msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
                     break
                 except OSError:  # LK_LOCK gives up after ten seconds; we do not
                     if not wait:
@@ -116,3 +125,26 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             yield  # closing the file frees the lock
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock file `path`. Nothing is written; the look itself holds a
+    shared lock for some microseconds."""
+    try:
+        with path.open("rb") as handle:
+            if sys.platform == "win32":
+                import msvcrt
+
+                msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)
+                msvcrt.locking(handle.fileno(), msvcrt.LK_UNLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except PermissionError:  # on Windows, what says that it is locked
+        return sys.platform == "win32"
+    except BlockingIOError:
+        return True
+    return False

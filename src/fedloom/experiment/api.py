@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +21,13 @@ from fedloom.experiment.config import make_config, merge
 from fedloom.experiment.entry import MethodLike, named
 from fedloom.experiment.fork import Origin
 from fedloom.experiment.identity import check_settings, check_sources
+from fedloom.experiment.interrupts import StopRequested
 from fedloom.experiment.plugins import trust
 from fedloom.experiment.runner import Runner, Watcher
 from fedloom.experiment.settings import RESUMABLE, Config
 from fedloom.experiment.setup import Experiment, load_dataset, prepare
 from fedloom.experiment.store import RunStore
+from fedloom.files import slug
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
 from fedloom.options import quoted
@@ -118,12 +119,14 @@ def load(path: str | Path) -> Result | Comparison:
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C during a run; what was finished is in `path`, or the run that was there before is."""
+    """Ctrl-C during a run, or a request to stop it, which it did after round `after`; what was
+    finished is in `path`, or the run that was there before is."""
 
-    def __init__(self, path: Path, *, old_is_back: bool = False) -> None:
+    def __init__(self, path: Path, *, old_is_back: bool = False, after: int | None = None) -> None:
         super().__init__(str(path))
         self.path = path
         self.old_is_back = old_is_back
+        self.after = after
 
 
 def check_flags(out: str | Path | None, resume: bool, overwrite: bool) -> None:
@@ -183,10 +186,6 @@ def numbered(base: Path) -> tuple[list[Path], Path]:
             return taken, name
         taken.append(name)
     raise AssertionError
-
-
-def slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", text)
 
 
 @dataclass(frozen=True)
@@ -294,7 +293,8 @@ def _told(store: RunStore, *, fresh: bool = False) -> Iterator[None]:
         if fresh and refused and not back:
             store.drop_if_empty()
         if isinstance(e, KeyboardInterrupt):
-            raise Stopped(store.path, old_is_back=back) from None
+            after = e.round if isinstance(e, StopRequested) else None
+            raise Stopped(store.path, old_is_back=back, after=after) from None
         if isinstance(e, OutOfMemory) and not back and store.has_checkpoint():
             raise OutOfMemory(
                 f"{e} Finished rounds are not lost: with more memory, continue with --resume "

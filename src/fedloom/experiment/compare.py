@@ -16,13 +16,12 @@ import pandas as pd
 import yaml
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.api import slug
 from fedloom.experiment.config import read_config
 from fedloom.experiment.pairing import differences, in_common, notes
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import RESUMABLE
 from fedloom.experiment.store import RunStore
-from fedloom.files import atomic_file
+from fedloom.files import atomic_file, slug
 from fedloom.tasks import Classification, Measure, kind
 
 if TYPE_CHECKING:
@@ -377,17 +376,14 @@ class Comparison:
             save(figure, Path(file))
         return figure
 
-    def report(self, file: str | Path | None = None) -> Path:
+    def report(self, file: str | Path | None = None, figures: str | Path | None = None) -> Path:
         """Write report.html into the comparison's folder (or `file`), and beside it the table and
-        the clients' scores as CSV and the curves as PNG, SVG and PDF."""
-        from fedloom.experiment.reporting import comparison_page
-        from fedloom.report.html import render
+        the clients' scores as CSV and the curves as PNG, SVG and PDF; with `figures`, all figures
+        as SVG and PDF and their data as CSV into that folder."""
+        from fedloom.experiment.reporting import comparison_page, write_page
         from fedloom.report.plots import save
 
-        report = self.path / "report.html" if file is None else Path(file)
-        report.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(report) as part:
-            part.write_text(render(comparison_page(self)), encoding="utf-8")
+        report = write_page(comparison_page(self), file or self.path / "report.html", figures)
         if file is None:
             self.table.to_csv(self.path / "table.csv")
             self.clients.to_csv(self.path / "clients.csv", index=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.engine import Diverged
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.api import check_flags, numbered, planned, run, settle, slug
+from fedloom.experiment.api import check_flags, numbered, planned, run, settle
 from fedloom.experiment.concern import idle
 from fedloom.experiment.config import agreed, merge, normal
 from fedloom.experiment.entry import Entry, MethodLike, named
@@ -19,7 +19,7 @@ from fedloom.experiment.runner import Watcher
 from fedloom.experiment.settings import Config
 from fedloom.experiment.setup import checked
 from fedloom.experiment.store import RunStore
-from fedloom.files import is_temporary
+from fedloom.files import is_temporary, slug
 
 if TYPE_CHECKING:
     from fedloom.experiment.compare import Comparison

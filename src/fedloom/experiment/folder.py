@@ -12,17 +12,19 @@ import contextlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fedloom.errors import FedloomError
 from fedloom.experiment.checksums import seal_yaml
-from fedloom.files import atomic_file, is_temporary, locked, sync
+from fedloom.files import atomic_file, is_locked, is_temporary, locked, sync
 
 CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 REPORT = "report.html"
-_LOCK = ".lock"
+_LOCK, _STOP = ".lock", ".stop"
+_TRIES, _PAUSE = 5, 0.02  # for the lock: somebody may just be looking whether it is held
 _REPLACED, _DROPPED = ".replaced", ".dropped"
 
 
@@ -37,6 +39,7 @@ class RunFolder:
         self.manifest_file = path / "manifest.yaml"
         self.report_file = path / REPORT
         self.names_file = path / "names.json"
+        self.about_file = path / "about.json"
         self._parts = path / "clients"
         self._checkpoints = path / "checkpoints"
         self._replaced = path / _REPLACED
@@ -60,16 +63,37 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only process that writes here."""
+        """Be the only process that writes here; requests to stop count from now on."""
         with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.path / _LOCK, wait=False))
-            except BlockingIOError:
-                raise FedloomError(
-                    f"Another process is writing to '{self.path}'. Wait for it, or choose another "
-                    "--out."
-                ) from None
+            for left in reversed(range(_TRIES)):
+                try:
+                    stack.enter_context(locked(self.path / _LOCK, wait=False))
+                    break
+                except BlockingIOError:
+                    if left:
+                        time.sleep(_PAUSE)
+                        continue
+                    raise FedloomError(
+                        f"Another process is writing to '{self.path}'. Wait for it, or choose "
+                        "another --out."
+                    ) from None
+            stop = self.path / _STOP
+            stop.unlink(missing_ok=True)
+            stack.callback(stop.unlink, missing_ok=True)
             yield
+
+    @property
+    def active(self) -> bool:
+        """Whether a process is writing here; the lock of one that was killed is free."""
+        return is_locked(self.path / _LOCK)
+
+    def ask_to_stop(self) -> None:
+        """Have the process that writes here stop after the round that it is at."""
+        (self.path / _STOP).touch()
+
+    @property
+    def stop_asked(self) -> bool:
+        return (self.path / _STOP).exists()
 
     def check_whole(self) -> None:
         """Refuse to read a run that is half moved out of another's way."""
@@ -124,7 +148,7 @@ class RunFolder:
         if self.rounds_file.exists() and self.rounds_file.stat().st_size:
             return
         self._clear()
-        for file in (self.config_file, self.path / _LOCK):
+        for file in (self.config_file, self.path / _STOP, self.path / _LOCK):
             file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files are in it
             self.path.rmdir()
@@ -174,7 +198,7 @@ class RunFolder:
         """All that a run writes; its config, which makes the directory a run, last."""
         return (
             self.rounds_file, self.clients_file, self.manifest_file, self.names_file,
-            self.report_file, self._parts, self._checkpoints, self.config_file,
+            self.about_file, self.report_file, self._parts, self._checkpoints, self.config_file,
         )  # fmt: skip
 
     def _set_aside(self) -> None:
@@ -190,14 +214,15 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)
         for file in (
             self.rounds_file, self.clients_file, self.manifest_file, self.names_file,
-            self.report_file,
+            self.about_file, self.report_file,
         ):  # fmt: skip
             file.unlink(missing_ok=True)
         self.sweep()
 
     def _is_leftover(self, file: Path) -> bool:
         """Whether a process that was killed in `create` or `drop_if_empty` may have left this."""
-        known = (_LOCK, _DROPPED, self.manifest_file.name, self.names_file.name)
+        known = (_LOCK, _STOP, _DROPPED, self.manifest_file.name, self.names_file.name,
+                 self.about_file.name)  # fmt: skip
         if file.name in known or is_temporary(file):
             return True
         ours = file in (self._parts, self._checkpoints) and file.is_dir()

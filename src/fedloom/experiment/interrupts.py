@@ -1,4 +1,4 @@
-"""Ctrl-C that is never swallowed."""
+"""Ctrl-C that is never swallowed, and requests to stop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+class StopRequested(KeyboardInterrupt):
+    """Somebody asked the run to stop, and it did, after `round`, of which there is a checkpoint."""
+
+    def __init__(self, round: int) -> None:
+        super().__init__(f"stopped after round {round}")
+        self.round = round
 
 
 @contextmanager

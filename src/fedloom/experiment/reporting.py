@@ -14,17 +14,25 @@ import pandas as pd
 import yaml
 
 import fedloom
+from fedloom.errors import FedloomError
 from fedloom.experiment.config import as_words
 from fedloom.experiment.result import Result
-from fedloom.report.html import Cell, Dot, Grid, Line, Page, Panel, Spot
+from fedloom.files import atomic_file
+from fedloom.report.html import Cell, Dot, Grid, Held, Line, Page, Panel, Picture, Spot
 from fedloom.tasks import Measure
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.study import Ask, Study, Table
 
 _SURE = 0.05  # p-value below which a lead is called one
 _AXES = {"round": "round", "MB": "MB sent and received", "s": "seconds of computing"}
+_MOST_SKIPPED = 50  # rows of a table of messages left out
+_MOST_LINES = 32  # curves that can be told apart
+_MOST_FILM, _MOST_NODES = 200, 1000  # rounds and nodes of a film strip
+_LARGEST = 1_500_000  # bytes of a drawing that is kept as lines
 
 
 def _panels_of(measure: Measure) -> dict[str, tuple[str, str, float]]:
@@ -39,6 +47,10 @@ def _panels_of(measure: Measure) -> dict[str, tuple[str, str, float]]:
         **{name: (title, measure.axis, measure.factor) for name, title in scored.items()},
         "test_loss": ("Loss on the common test set", "loss", 1.0),
         "train_loss": ("Training loss", "loss", 1.0),
+        "divergence": ("How far apart the trained models are", "‖w_k − w̄‖", 1.0),
+        "degree": ("Nodes met in a round", "nodes", 1.0),
+        "known": ("Nodes whose models a node has", "nodes", 1.0),
+        "dominating": ("Size of the dominating sets", "nodes", 1.0),
     }
 
 
@@ -86,20 +98,53 @@ def comparison_page(comparison: Comparison) -> Page:
 
 
 def study_page(
-    study: Study, ask: Ask, tables: Sequence[Table], pictures: Mapping[str, Path], results: Any
+    study: Study, ask: Ask, tables: Sequence[Table], pictures: Mapping[str, Picture], results: Any
 ) -> Page:
-    """A study: its own tables and figures."""
+    """A study: its own tables and figures, and beside them what all reports of runs have."""
     grids = {table.title: Grid(table.heads, [list(row) for row in table.rows]) for table in tables}
     runs = [run for found in results.values() for run in found]
-    return Page(
-        title=study.title,
-        headline=f"{len(runs)} runs; numbers are {ask.over}.",
-        about=study.about(ask),
-        tables=grids,
-        pictures=pictures,
-        commands=[study.command(ask)],
-        made=_made(runs),
-    )
+    count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; numbers are {ask.over}."
+    if not runs or len(results) > _MOST_LINES:
+        page = Page(study.title, count, study.about(ask), made=_made(runs), folders=_folders(runs))
+    else:
+        page = _page(study.title, count, results)
+        page.about = study.about(ask)
+        page.settings = {}
+        if len(results) > 1 and _comparable(results):
+            from fedloom.experiment.compare import Comparison
+
+            comparison = Comparison(dict(results), runs[0].path.parent)
+            page.headline = f"{headline(comparison)} {count}"
+            page.table = _compared(comparison)
+            page.remarks = comparison.remarks()
+    page.tables = {**grids, **page.tables}
+    page.pictures = {**pictures, **page.pictures}
+    page.commands = [study.command(ask)]
+    return page
+
+
+def _comparable(results: Mapping[str, Sequence[Result]]) -> bool:
+    """Whether all runs are on the same data, dealt alike, so that one can be ahead of another."""
+    keys = ("data", "data_options", "partition", "clients", "data_share", "test_share", "score_on")
+    dealt = {
+        str([run.config.get(key) for key in keys]) for runs in results.values() for run in runs
+    }
+    return len(dealt) == 1
+
+
+def write_page(page: Page, file: str | Path, figures: str | Path | None = None) -> Path:
+    """Write a page, and its figures for print if a folder is named for them."""
+    from fedloom.report.html import render
+
+    report = Path(file)
+    report.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(report) as part:
+        part.write_text(render(page, report.parent), encoding="utf-8")
+    if figures is not None:
+        from fedloom.report.figures import write_figures
+
+        write_figures(page, Path(figures))
+    return report
 
 
 def headline(comparison: Comparison) -> str:
@@ -158,9 +203,14 @@ def _page(title: str, says: str, results: Mapping[str, Sequence[Result]]) -> Pag
         methods=list(results),
         axes=_AXES,
         panels=_panels(results),
-        band="Lines are means, bands the range over seeds." if seeds > 1 else "",
+        band=f"Lines are means over {seeds} seeds, bands the range from the lowest to the highest."
+        if seeds > 1
+        else "One seed: lines without a band.",
+        held=_held(runs[0]),
+        pictures=_drawings(results),
         tables={**_capacities(results), **_left_out(results), **_manifests(results)},
         made=_made(runs),
+        folders=_folders(runs),
         settings={k: str(v) for k, v in config.items() if k not in ("method", "params", "seed")},
     )
     page.measure = runs[0].measures[0]
@@ -243,20 +293,96 @@ def _capacities(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
     rows, measure = [], next(iter(results.values()))[0].measures[0]
     for name, runs in results.items():
         for capacity, row in runs[0].devices.iterrows():
+            scores = [measure.number(row.get(k)) for k in ("macro", f"capacity_{measure.name}")]
             rows.append([name, f"{capacity:g}", f"{row['parameters']:,.0f}",
-                         f"{row['macs'] / 1e6:,.1f}", measure.number(row["macro"])])  # fmt: skip
-    heads = ("method", "capacity", "parameters", "MMAC a round", measure.heading("client"))
+                         f"{row['macs'] / 1e6:,.1f}", *scores])  # fmt: skip
+    heads = ("method", "capacity", "parameters", "MMAC a round", measure.heading("shared model:"),
+             measure.heading("sub-model:"))  # fmt: skip
     return {"Weak and strong devices": Grid(heads, rows)} if rows else {}
 
 
 def _left_out(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
-    rows = [
-        [name, str(run.config["seed"]), str(count)]
-        for name, runs in results.items()
-        for run in runs
-        if (count := run.summary.get("skipped", 0))
-    ]
-    return {"Messages left out": Grid(("method", "seed", "messages"), rows)} if rows else {}
+    """Who sent what was not used, how often, and why the first time."""
+    rows = []
+    for name, runs in results.items():
+        for run in runs:
+            for client, found in run.skipped.groupby("client"):
+                rows.append([name, str(run.config["seed"]), run.called(int(str(client))),
+                             str(len(found)), str(found.iloc[0]["reason"])])  # fmt: skip
+    heads = ("method", "seed", "client", "messages", "why, the first time")
+    most = rows[:_MOST_SKIPPED]
+    more = len(rows) - len(most)
+    title = "Messages left out" + (f" (the first {len(most)} of {len(rows)})" if more else "")
+    return {title: Grid(heads, most)} if rows else {}
+
+
+def _held(run: Result) -> Held | None:
+    found = run.store.facts().get("partition")
+    if not found or not found.get("held"):
+        return None
+    return Held(found["classes"], found["held"], run.names, int(run.config["clients"]))
+
+
+def _folders(runs: Sequence[Result]) -> dict[str, Path]:
+    return {str(run.path): run.path for run in runs}
+
+
+def _drawings(results: Mapping[str, Sequence[Result]]) -> dict[str, Picture]:
+    """What methods have of their own: swaps and similarity, the network of the nodes."""
+    out: dict[str, Picture] = {}
+    networks: set[str] = set()
+    for name, (run, *_) in results.items():
+        whose = f", {name}, seed {run.config['seed']}" if len(results) > 1 else ""
+        if len(run.swaps):
+            table = run.swaps
+            out[f"Similarity and swaps{whose}"] = drawn(
+                run.plot_swaps(), list(table.columns), table.to_numpy().tolist()
+            )
+        where = str([run.config.get(k) for k in ("topology", "faults", "clients", "seed")])
+        chooses = "dominating" in run.rounds
+        if "contacts" in run.rounds and (chooses or where not in networks):
+            networks.add(where)
+            picture = _network(run)
+            out |= {} if picture is None else {f"The network{whose}": picture}
+    return out
+
+
+def _network(run: Result) -> Picture | None:
+    """A film strip of the nodes, with rings around those in dominating sets."""
+    from fedloom.experiment.contacts import contacts_of, peers_of
+    from fedloom.report.topology_plot import film_strip
+    from fedloom.topology.report import ContactReport
+
+    nodes, rounds = int(run.config["clients"]), min(len(run.records), _MOST_FILM)
+    if nodes > _MOST_NODES or not rounds:
+        return None
+    peers = peers_of(run.config)
+    try:
+        met = [contacts_of(peers, run.config, t) for t in range(1, rounds + 1)]
+    except FedloomError:  # a file of contacts that is not here
+        return None
+    found = ContactReport(nodes, met)
+    chosen = {
+        r["round"]: sorted({m for _, members in r["mix"]["dominating"] for m in members})
+        for r in run.records[:rounds]
+        if "dominating" in r.get("mix", {})
+    }
+    title = f"rounds 1 to {rounds}" + (", ringed: in a dominating set" if chosen else "")
+    table = found.table
+    return drawn(film_strip(found, peers.network, int(run.config["seed"]), title, chosen),
+                 list(table.columns), table.to_numpy().tolist())  # fmt: skip
+
+
+def drawn(figure: Figure, heads: Sequence[str] = (), rows: Sequence[Sequence[Any]] = ()) -> Picture:
+    """A figure for a page: lines where they are not too many, else pixels."""
+    import io
+
+    for kind in ("svg", "png"):
+        file = io.BytesIO()
+        figure.savefig(file, format=kind, dpi=110)
+        if kind == "png" or len(file.getvalue()) <= _LARGEST:
+            break
+    return Picture(file.getvalue(), kind, figure, heads, rows)
 
 
 def _manifests(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
@@ -303,11 +429,16 @@ def _made(runs: Sequence[Result]) -> dict[str, str]:
         run.store.rounds_file.stat().st_mtime for run in runs if run.store.rounds_file.exists()
     ]
     ended = f"{datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}" if times else "–"
-    folders = sorted({str(run.path) for run in runs})
-    shown = folders if len(folders) <= 12 else [*folders[:12], f"and {len(folders) - 12} more"]
+    found = {_versions(run.store.facts().get("versions") or {}): None for run in runs}
+    now = {"fedloom": fedloom.__version__, "python": platform.python_version(),
+           "torch": str(torch.__version__)}  # fmt: skip
     return {
         "runs ended": ended,
-        "fedloom": fedloom.__version__,
-        "python, torch (of this report)": f"{platform.python_version()}, {torch.__version__}",
-        "run folders": ", ".join(shown),
+        "seeds": ", ".join(map(str, sorted({run.config["seed"] for run in runs}))),
+        "run with": "; ".join(text for text in found if text) or "–",
+        "report written with": _versions(now),
     }
+
+
+def _versions(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.items())

@@ -16,7 +16,6 @@ from fedloom.errors import FedloomError, nearest
 from fedloom.experiment.folder import REPORT
 from fedloom.experiment.plugins import model_factory
 from fedloom.experiment.store import RunStore
-from fedloom.files import atomic_file
 from fedloom.layout import Columns, Layout
 from fedloom.models import Factory, build
 from fedloom.models.inputs import looks_up
@@ -430,16 +429,12 @@ class Result:
             save(figure, Path(file))
         return figure
 
-    def report(self, file: str | Path | None = None) -> Path:
-        """Write report.html into the run's directory, or `file`."""
-        from fedloom.experiment.reporting import run_page
-        from fedloom.report.html import render
+    def report(self, file: str | Path | None = None, figures: str | Path | None = None) -> Path:
+        """Write report.html into the run's directory, or `file`; with `figures`, its figures as
+        SVG and PDF and their data as CSV into that folder, too."""
+        from fedloom.experiment.reporting import run_page, write_page
 
-        report = self.path / REPORT if file is None else Path(file)
-        report.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(report) as part:
-            part.write_text(render(run_page(self)), encoding="utf-8")
-        return report
+        return write_page(run_page(self), file or self.path / REPORT, figures)
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""

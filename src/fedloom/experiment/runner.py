@@ -8,6 +8,7 @@ are scored (`evaluation.py`). Nothing here may depend on which method it is.
 
 from __future__ import annotations
 
+import platform
 import re
 import time
 import warnings
@@ -20,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom import __version__
 from fedloom.engine import Diverged, Order, Trained, diverged
 from fedloom.engine.kernels import kernels_for
 from fedloom.errors import FedloomError, telling_memory
-from fedloom.experiment.interrupts import heeding_interrupts
+from fedloom.experiment.interrupts import StopRequested, heeding_interrupts
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
 from fedloom.kinds import Declared
@@ -41,6 +43,9 @@ from fedloom.topology.report import meetings
 
 if TYPE_CHECKING:
     from fedloom.experiment.evaluation import Evaluation
+
+
+_SHOWN = 200  # clients whose classes are written down for reports
 
 
 class Watcher(Protocol):
@@ -74,6 +79,7 @@ class Runner:
         self.store.add_manifest(x.manifest)
         if x.federation.partition.names:
             self.store.add_names(x.federation.partition.names)
+        self.store.add_facts(self._made_of())
         for watcher in self.watchers:
             watcher.start(self.store.path.name, config.rounds, done)
         try:
@@ -82,6 +88,8 @@ class Runner:
                     heed()
                     with telling_memory(f"round {t}"):
                         self._step(t)
+                    if t < config.rounds and self.store.stop_asked:
+                        self._stop(t)
             self.store.finish()
         except FedloomError as e:
             e.args = (self._called(str(e)),)
@@ -91,6 +99,16 @@ class Runner:
             x.engine.close()
             for watcher in self.watchers:
                 watcher.end()
+
+    def _made_of(self) -> dict[str, Any]:
+        """Versions, and the samples of each class that the first clients hold."""
+        x = self.experiment
+        held = [x.federation.label_counts(c).tolist() for c in range(min(x.config.clients, _SHOWN))]
+        return {
+            "versions": {"fedloom": __version__, "python": platform.python_version(),
+                         "torch": str(torch.__version__), "numpy": np.__version__},
+            "partition": {"classes": list(x.dataset.classes), "held": held},
+        }  # fmt: skip
 
     def _called(self, text: str) -> str:
         """A text that says `client 3`, with the name that client has in the data."""
@@ -118,6 +136,13 @@ class Runner:
         self._stored = time.perf_counter() - started
         for watcher in self.watchers:
             watcher.round(record)
+
+    def _stop(self, t: int) -> None:
+        """End after round `t`, such that a resumed run loses nothing of it."""
+        if t % self.experiment.config.checkpoint_every:
+            self.store.add_checkpoint(t, self.experiment.state.tensors(), self.experiment.about)
+        self.store.sync()
+        raise StopRequested(t)
 
     def round(self, t: int) -> dict[str, Any]:
         """One round of training; returns its record."""

@@ -17,7 +17,7 @@ import os
 import time
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,20 @@ class RunStore(RunFolder):
         """What the clients are called, in their order, where the data says so."""
         with atomic_file(self.names_file) as part:
             part.write_text(json.dumps(list(names), ensure_ascii=False), encoding="utf-8")
+
+    def add_facts(self, facts: Mapping[str, Any]) -> None:
+        """What made the run, and what it was made of: versions, and who holds how much of what."""
+        with atomic_file(self.about_file) as part:
+            part.write_text(json.dumps(facts, ensure_ascii=False), encoding="utf-8")
+
+    def facts(self) -> dict[str, Any]:
+        """What `add_facts` wrote; nothing for a run of an older version, or if it is damaged: no
+        result depends on it."""
+        try:
+            found = json.loads(self.about_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def add_round(self, record: dict[str, Any]) -> None:
         with self.rounds_file.open("ab") as f:

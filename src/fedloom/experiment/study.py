@@ -25,17 +25,20 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedloom.errors import FedloomError, unknown
+from fedloom.errors import INTERRUPTED, FedloomError, unknown
 from fedloom.experiment.config import agreed, make_config
+from fedloom.experiment.folder import REPORT
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import Config
 from fedloom.experiment.store import RunStore
+from fedloom.files import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PAUSE = 0.5  # seconds between two looks at the running cells
+_ASKED = "study.yaml"  # what was asked for
 _CELLS, _DIVERGED = "cells", ".diverged"  # where a cell's config is, what tells that it diverged
 
 
@@ -100,6 +103,15 @@ class Picture:
 
         return plot_curves(self.curves, self.panels, self.x, self.marks)
 
+    def table(self) -> pd.DataFrame:
+        """What is drawn: a row for each point of a curve and seed."""
+        rows = [
+            frame[[c for c in (self.x, *self.panels) if c in frame]].assign(label=label, run=i)
+            for label, frames in self.curves.items()
+            for i, frame in enumerate(frames)
+        ]
+        return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -149,6 +161,12 @@ class Study(ABC):
         words = [f"fedloom study {self.name}", f"--data {ask.data}", f"--preset {ask.preset}",
                  f"--scale {ask.scale}", f"--seeds {ask.seeds}"]  # fmt: skip
         return " ".join([*words, *(f"--only {shlex.quote(pattern)}" for pattern in ask.only)])
+
+    def asked(self, ask: Ask) -> dict[str, Any]:
+        """What its folder keeps, to open it again."""
+        return {"study": self.name, "data": ask.data, "preset": ask.preset, "scale": ask.scale,
+                "seeds": ask.seeds, "only": list(ask.only),
+                "values": None if ask.values is None else str(ask.values)}  # fmt: skip
 
     def to_search(self, ask: Ask) -> dict[str, Any]:
         """The settings of all runs of a search for the values of a tuned preset."""
@@ -211,6 +229,8 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
         for seed in range(ask.seeds)
         if cell.name in asked or RunStore(_path(cell, seed, out)).exists
     ]
+    with atomic_file(out / _ASKED) as part:
+        part.write_text(yaml.safe_dump(study.asked(ask), sort_keys=False), encoding="utf-8")
     run_jobs([job for job in known if job.cell.name in asked], workers, say)
     results: dict[str, list[Result]] = {}
     for each in known:
@@ -224,6 +244,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
     waiting = deque(job for job in jobs if not finished(job))
     running: list[_Running] = []
     failed: list[str] = []
+    stopped: list[str] = []
     try:
         while running or (waiting and not failed):
             while waiting and not failed and len(running) < workers:
@@ -233,11 +254,13 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
                 words = _log(job).read_text().strip()
                 if job.process.returncode and "Training diverged" in words:
                     _diverged(job).write_text(words)  # a result too: it is not tried again
+                elif job.process.returncode == INTERRUPTED and not finished(job):
+                    stopped.append(job.path.name)  # somebody asked for it: the others go on
                 elif job.process.returncode and not finished(job):
                     # Others would very likely fail as well: no more are started.
                     failed.append(f"{job.path.name}: {words}")
             everything = sum(j.rounds for j in jobs)
-            ended = len(jobs) - len(waiting) - len(running) - len(failed)
+            ended = len(jobs) - len(waiting) - len(running) - len(failed) - len(stopped)
             names = ", ".join(j.path.name for j in running)
             say(names, sum(j.done for j in jobs), everything, ended, len(jobs))
             if running:
@@ -252,12 +275,60 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
             f"A run failed; what is finished is safe in '{jobs[0].path.parent}', and the same "
             f"command goes on from there. {failed[0]}"
         )
+    if stopped:
+        raise FedloomError(
+            f"{', '.join(stopped)} was stopped before its end. All others are finished; the same "
+            "command goes on with it, and then writes the tables."
+        )
 
 
-def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Table]:
-    """Write tables.md, the figures and report.html; returns the tables."""
-    from fedloom.experiment.reporting import study_page
-    from fedloom.report.html import render
+def is_study(folder: Path) -> bool:
+    return (folder / _ASKED).is_file()
+
+
+def reopen(folder: Path) -> tuple[Study, Ask, dict[str, list[Result]]]:
+    """The study or sweep that a folder holds, and what is finished of it, also while it runs."""
+    from fedloom.experiment.config import read_config
+
+    found = read_config(folder / _ASKED)
+    try:
+        asked = Ask(found.get("data", ""), found.get("preset", ""), found.get("scale", "full"),
+                    int(found["seeds"]), tuple(found.get("only") or ()),
+                    Path(found["values"]) if found.get("values") else None)  # fmt: skip
+        if "sweep" in found:
+            from fedloom.experiment.sweep import Axis, Sweep
+
+            grid = found["sweep"]
+            axes = [Axis(key, tuple(values)) for key, values in grid["axes"].items()]
+            study: Study = Sweep(grid["methods"], axes, grid["settings"])
+        else:
+            from fedloom.studies import find
+
+            study = find(str(found["study"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise FedloomError(f"'{folder / _ASKED}' is not what fedloom wrote.") from None
+    results: dict[str, list[Result]] = {}
+    for cell in study.cells(asked):
+        for seed in range(asked.seeds):
+            path = _path(cell, seed, folder)
+            if RunStore(path).exists:
+                job = Job(cell, seed, path, int(RunStore(path).config()["rounds"]))
+                if finished(job) and not diverged(job):
+                    results.setdefault(cell.name, []).append(Result(path))
+    return study, asked, {name: r for name, r in results.items() if len(r) == asked.seeds}
+
+
+def write_report(
+    study: Study,
+    ask: Ask,
+    results: Results,
+    out: Path,
+    file: Path | None = None,
+    figures: Path | None = None,
+) -> list[Table]:
+    """Write tables.md, the figures and report.html (or `file`) into the study's folder; with
+    `figures`, those of the page for print into that folder. Returns the tables."""
+    from fedloom.experiment.reporting import drawn, study_page, write_page
     from fedloom.report.plots import save
 
     tables = study.tables(ask, results)
@@ -274,17 +345,19 @@ def write_report(study: Study, ask: Ask, results: Results, out: Path) -> list[Ta
     for picture in study.pictures(ask, results):
         if isinstance(picture, Picture) and not picture.curves:
             continue  # none of its cells ran
-        file = out / f"{picture.name}.png"
         figure = picture.figure()
-        for ending in (".png", ".svg"):
-            save(figure, file.with_suffix(ending))
-        shown[picture.title] = file
-        text += f"\n\n![{picture.title}]({file.name})"
+        for ending in ("png", "svg", "pdf"):
+            save(figure, out / f"{picture.name}.{ending}")
+        table = picture.table() if isinstance(picture, Picture) else pd.DataFrame()
+        if len(table):
+            table.to_csv(out / f"{picture.name}.csv", index=False)
+        shown[picture.title] = drawn(figure, list(table.columns), table.to_numpy().tolist())
+        text += f"\n\n![{picture.title}]({picture.name}.png)"
     (out / "tables.md").write_text(text + "\n", encoding="utf-8")
     for name, content in study.files(ask, results).items():
         (out / name).write_text(content, encoding="utf-8")
-    page = render(study_page(study, ask, tables, shown, results))
-    (out / "report.html").write_text(page, encoding="utf-8")
+    page = study_page(study, ask, tables, shown, results)
+    write_page(page, file or out / REPORT, figures)
     return tables
 
 

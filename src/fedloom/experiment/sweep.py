@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.api import planned, slug
+from fedloom.experiment.api import planned
 from fedloom.experiment.concern import idle
 from fedloom.experiment.config import as_words, merge, parse_settings
 from fedloom.experiment.entry import Entry, named
 from fedloom.experiment.settings import Config
 from fedloom.experiment.study import Ask, Cell, Drawn, Figures, Results, Study, Table, spread
+from fedloom.files import slug
 from fedloom.tasks import Measure
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Sweep(Study):
         self, methods: Sequence[str], axes: Sequence[Axis], settings: Mapping[str, Any]
     ) -> None:
         self.entries = [Entry.of(method) for method in methods]
-        self.axes, self._settings = axes, settings
+        self._methods, self.axes, self._settings = methods, axes, settings
         keys = [axis.key for axis in axes]
         for key in keys:
             if keys.count(key) > 1:
@@ -106,6 +107,12 @@ class Sweep(Study):
         swept = (f"{axis.key}={';'.join(axis.values)}" for axis in self.axes)
         words += [f"--sweep {shlex.quote(text)}" for text in swept] + [f"--seeds {ask.seeds}"]
         return " ".join([*words, *(f"--set {shlex.quote(w)}" for w in as_words(self._settings))])
+
+    def asked(self, ask: Ask) -> dict[str, Any]:
+        grid = {"methods": list(self._methods),
+                "axes": {axis.key: list(axis.values) for axis in self.axes},
+                "settings": dict(self._settings)}  # fmt: skip
+        return {"sweep": grid, "seeds": ask.seeds}
 
     def check(self, ask: Ask) -> None:
         if ask.seeds < 1:

@@ -22,6 +22,7 @@ from fedloom.mix.knowledge import Entries, Habits, Knowledge, LocalGraph, Met, m
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+_NOTED = 500  # nodes up to which a record says whom each of them chose
 CONSISTENT = 0.1  # the largest consistency ratio of a pairwise matrix
 PAIRWISE = ((1.0, 2.0, 3.0), (1 / 2, 1.0, 2.0), (1 / 3, 1 / 2, 1.0))
 
@@ -204,9 +205,12 @@ class DominatingSet(Mix):
         knowledge = met.knowledge
         moves = np.flatnonzero(met.reached | self.mix_alone)
         nodes, at, share = [], [], []
+        sets: list[list[list[int]]] = []  # [nodes that chose alike, whom they chose]
         for group, graph in knowledge.graphs(g.clients[moves], length):
             members, shares = self.choose(graph)
             place = self.places(knowledge, graph.node, graph.ids[members])
+            if self.members == "dominating" and len(moves) <= _NOTED:
+                sets.append([g.clients[moves[group]].tolist(), graph.ids[members].tolist()])
             for node in group:
                 nodes.append(np.full(len(place), node))
                 at.append(place)
@@ -227,6 +231,7 @@ class DominatingSet(Mix):
             memory={"knowledge": {0: knowledge.kept(g.round, self.habits).fields()}},
             traffic=met.traffic,
             metrics=metrics,
+            notes={"dominating": sets} if sets else {},
         )
 
     def meet(self, g: Gathering) -> Met:

@@ -2,23 +2,30 @@
 light or dark, and prints.
 
 `Page` is what is shown; who fills it knows runs, this module knows HTML. Curves are drawn by uPlot,
-which is shipped in `assets/`, everything else is plain HTML and SVG.
+which is shipped in `assets/`, everything else is plain HTML and SVG. Each figure and its data can
+be saved from the page; `figures.py` draws the same ones for print.
 """
 
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from fedloom.report.plots import look
+from fedloom.report.looks import asset, finite, look
 from fedloom.tasks import Measure
 
+_NARROW = 3  # columns that fit on a phone side by side
+_MOST_CLASSES = 60  # that are drawn
+_MOST_FOLDERS = 60  # that are linked
 _BORDER = {"-": "solid", "--": "dashed", "-.": "dashed", ":": "dotted"}
 _DASH = {"-": "solid", "--": "dashed", "-.": "dashdot", ":": "dotted"}
 
@@ -77,6 +84,27 @@ class Spot:
     says: str
 
 
+@dataclass(frozen=True)
+class Held:
+    """How many samples of each class the first clients hold, of so many clients."""
+
+    classes: Sequence[str]
+    counts: Sequence[Sequence[int]]
+    names: Sequence[str]
+    clients: int
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing, as the bytes of an SVG or PNG file, and the table that it was made from."""
+
+    image: bytes
+    kind: str
+    figure: Any = None  # matplotlib's, for print
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[object]] = ()
+
+
 @dataclass
 class Page:
     """All that a report shows; what is empty is left out."""
@@ -97,14 +125,16 @@ class Page:
     costs: Mapping[str, Spot] = field(default_factory=dict)
     cost_unit: str = ""
     tables: Mapping[str, Grid] = field(default_factory=dict)
-    pictures: Mapping[str, Path] = field(default_factory=dict)
+    held: Held | None = None
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
+    folders: Mapping[str, Path] = field(default_factory=dict)
     commands: Sequence[str] = ()
     made: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def render(page: Page) -> str:
-    """The whole file."""
+def render(page: Page, where: Path | None = None) -> str:
+    """The whole file; `where` is the folder that it will be in, for links to the runs."""
     parts = [
         f"<h1>{escape(page.title)}</h1><p class='small'>{escape(page.about)}</p>",
         f"<p class='headline'>{escape(page.headline)}</p>",
@@ -112,9 +142,10 @@ def render(page: Page) -> str:
         _curves(page),
         _clients(page),
         _costs(page),
+        _partition(page),
+        *(f"<h2>{escape(name)}</h2>{_picture(name, p)}" for name, p in page.pictures.items()),
         *(f"<h2>{escape(name)}</h2>{table(grid)}" for name, grid in page.tables.items()),
-        *(f"<h2>{escape(name)}</h2>{_picture(name, file)}" for name, file in page.pictures.items()),
-        _again(page),
+        _again(page, where),
     ]
     data = {
         "axes": dict(page.axes),
@@ -126,17 +157,63 @@ def render(page: Page) -> str:
             }
             for p in page.panels
         ],
+        "tables": {
+            **{name: _csv(heads, rows) for name, (heads, rows) in figure_tables(page).items()},
+            **{name: _csv(p.heads, p.rows) for name, p in page.pictures.items()},
+        },
     }
-    embedded = json.dumps(_finite(data)).replace("<", "\\u003c")
+    embedded = json.dumps(finite(data)).replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(page.title)}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<style>{_asset("uPlot.min.css")}{_asset("report.css")}</style></head>
+<style>{asset("uPlot.min.css")}{asset("report.css")}</style></head>
 <body>{"".join(parts)}
 <script type="application/json" id="data">{embedded}</script>
-<script>{_asset("uPlot.iife.min.js")}</script>
-<script>{_asset("report.js")}</script></body></html>
+<script>{asset("uPlot.iife.min.js")}</script>
+<script>{asset("curves.js")}</script>
+<script>{asset("report.js")}</script></body></html>
 """
+
+
+def figure_tables(page: Page) -> dict[str, tuple[Sequence[str], list[Sequence[object]]]]:
+    """Headings and rows of what is drawn, by the figure's name (curves are in `page.panels`)."""
+    out: dict[str, tuple[Sequence[str], list[Sequence[object]]]] = {}
+    if page.dots:
+        rows: list[Sequence[object]] = [
+            [m, d.value, d.before, d.says] for m, dots in page.dots.items() for d in dots
+        ]
+        out["clients"] = ("method", "accuracy", "before", "client"), rows
+    if page.costs:
+        out["cost"] = (
+            ("method", "MB", "accuracy"),
+            [[name, spot.cost, spot.value] for name, spot in page.costs.items()],
+        )
+    if page.held is not None:
+        held = page.held
+        out["partition"] = (
+            ("client", *held.classes),
+            [[_name(held, i), *row] for i, row in enumerate(held.counts)],
+        )
+    return out
+
+
+def _csv(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([heads, *rows] if heads else rows)
+    return text.getvalue()
+
+
+def _figure(inside: str, name: str, *, data: str = "", panel: int | None = None) -> str:
+    """A drawing with buttons that save it and its numbers."""
+    which = f" data-panel='{panel}'" if panel is not None else ""
+    called = f"{which} data-name='{escape(name, quote=True)}'"
+    values = f"<button data-csv='{escape(data, quote=True)}'{called}>CSV</button>"
+    values = values if data or panel is not None else ""
+    return (
+        f"<figure>{inside}<figcaption class='save'><button data-svg{called}>SVG</button>{values}"
+        "</figcaption></figure>"
+    )
 
 
 def table(grid: Grid) -> str:
@@ -146,7 +223,8 @@ def table(grid: Grid) -> str:
         for k, row in enumerate(grid.rows)
     )
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f"<div class='wide'><table>{inside}</table></div>"
+    kind = " class='cards'" if len(grid.heads) > _NARROW else ""
+    return f"<div class='wide'><table{kind}>{inside}</table></div>"
 
 
 def _cell(cell: str | Cell, row: int, grid: Grid, column: int) -> str:
@@ -154,7 +232,9 @@ def _cell(cell: str | Cell, row: int, grid: Grid, column: int) -> str:
     mark = _swatch(row) if grid.marked and column == 0 else ""
     kind = " class='best'" if cell.best else ""
     tie = " <span class='tie' title='not told apart from the best'>≈</span>" if cell.tie else ""
-    return f"<td{kind}>{mark}{escape(cell.text)}{tie}</td>"
+    head = escape(grid.heads[column], quote=True) if column < len(grid.heads) else ""
+    inside = f"{mark}{escape(cell.text)}{tie}"
+    return f"<td{kind} data-head='{head}'>{f'<span>{inside}</span>' if inside else ''}</td>"
 
 
 def _swatch(i: int) -> str:
@@ -212,12 +292,14 @@ def _curves(page: Page) -> str:
         for k, v in page.axes.items()
     )
     panels = "".join(
-        f"<div class='chart'><h3>{escape(panel.title)}</h3><div id='panel-{i}'></div></div>"
+        f"<div class='chart'><h3>{escape(panel.title)}</h3>"
+        + _figure(f"<div id='panel-{i}'></div>", panel.title, panel=i)
+        + "</div>"
         for i, panel in enumerate(page.panels)
     )
     return (
         f"<h2>Over time</h2><div class='bar'>{boxes}<label>against&nbsp;"
-        f"<select id='x-axis'>{options}</select></label><button id='csv'>CSV</button></div>"
+        f"<select id='x-axis'>{options}</select></label><button id='csv'>all as CSV</button></div>"
         f"<div class='charts'>{panels}</div><p class='small'>{escape(page.band)} Drag to zoom, "
         "double-click to go back.</p>"
     )
@@ -228,7 +310,11 @@ def _clients(page: Page) -> str:
         return ""
     methods = list(page.methods)
     drawn = {
-        name: _dot_plot(dots, _ink(methods.index(name)), page.measure)
+        name: _figure(
+            _dot_plot(dots, _ink(methods.index(name)), page.measure),
+            f"clients of {name}",
+            data="clients",
+        )
         for name, dots in page.dots.items()
     }
     parts = [f"<div><h3>{escape(name)}</h3>{plot}</div>" for name, plot in drawn.items()]
@@ -346,23 +432,76 @@ def _costs(page: Page) -> str:
         f"<text x='{(left + width - 130) / 2:.0f}' y='{height - 6}' text-anchor='middle'>"
         f"{escape(page.cost_unit)}</text>"
     )
-    return (
-        f"<h2>{escape(_capital(page.measure.called))} against cost</h2>"
-        f"<svg class='cost' role='img' viewBox='0 0 {width} {height}'>{''.join(out)}</svg>"
+    drawing = f"<svg class='cost' role='img' viewBox='0 0 {width} {height}'>{''.join(out)}</svg>"
+    title = f"{_capital(page.measure.called)} against cost"
+    return f"<h2>{escape(title)}</h2>{_figure(drawing, 'cost', data='cost')}"
+
+
+def _name(held: Held, client: int) -> str:
+    return held.names[client] if client < len(held.names) else str(client)
+
+
+def _partition(page: Page) -> str:
+    """Clients side by side, a row for each class, darker where more samples are."""
+    held = page.held
+    if held is None or not held.counts or len(held.classes) > _MOST_CLASSES:
+        return ""
+    left = 14 + 6.2 * min(max(len(str(c)) for c in held.classes), 14)
+    width, side = 720, 15
+    step = (width - left - 2) / len(held.counts)
+    step = min(step, 26.0)
+    height = side * len(held.classes) + 26
+    most = max(max(row, default=0) for row in held.counts) or 1
+    out = []
+    for k, label in enumerate(held.classes):
+        shown = label if len(label) <= 14 else f"{label[:13]}…"
+        out.append(f"<text x='{left - 6:.0f}' y='{side * k + 11.5}' text-anchor='end'>"
+                   f"{escape(shown)}</text>")  # fmt: skip
+        for i, row in enumerate(held.counts):
+            share = row[k] / most
+            says = f"client {_name(held, i)}: {row[k]:,} of class {label}"
+            out.append(
+                f"<rect x='{left + i * step:.1f}' y='{side * k}' width='{max(step - 1, 0.6):.1f}' "
+                f"height='{side - 1}' class='cell' fill='#0072B2' "
+                f"fill-opacity='{0.12 + 0.88 * share if row[k] else 0:.2f}'>"
+                f"<title>{escape(says)}</title></rect>"
+            )
+    end = left + step * len(held.counts)
+    some = (
+        f"{held.clients} clients"
+        if len(held.counts) == held.clients
+        else f"the first {len(held.counts)} of {held.clients:,} clients"
     )
+    out.append(f"<text x='{(left + end) / 2:.0f}' y='{height - 6}' text-anchor='middle'>{some}, "
+               f"a row for each class; darkest: {most:,} samples</text>")  # fmt: skip
+    box = max(end + 2, 360)
+    drawing = (
+        f"<svg style='max-width:{1.2 * box:.0f}px' role='img' viewBox='0 0 {box:.0f} {height}'>"
+        f"{''.join(out)}</svg>"
+    )
+    return f"<h2>Who holds what</h2>{_figure(drawing, 'partition', data='partition')}"
 
 
-def _picture(name: str, file: Path) -> str:
-    image = base64.b64encode(file.read_bytes()).decode()
-    kind = {"svg": "svg+xml"}.get(file.suffix[1:], file.suffix[1:])
-    return f"<img alt='{escape(name, quote=True)}' src='data:image/{kind};base64,{image}'>"
+def _picture(name: str, picture: Picture) -> str:
+    image = base64.b64encode(picture.image).decode()
+    kind = {"svg": "svg+xml"}.get(picture.kind, picture.kind)
+    shown = f"<img alt='{escape(name, quote=True)}' src='data:image/{kind};base64,{image}'>"
+    if picture.kind == "svg":
+        return _figure(shown, name, data=name if picture.rows else "")
+    return shown
 
 
-def _again(page: Page) -> str:
+def _again(page: Page, where: Path | None) -> str:
     made = "".join(
         f"<tr><td>{escape(k)}</td><td style='text-align:left'>{escape(v)}</td></tr>"
         for k, v in page.made.items()
     )
+    if page.folders:
+        shown = list(page.folders.items())[:_MOST_FOLDERS]
+        links = ", ".join(_link(name, path, where) for name, path in shown)
+        more = len(page.folders) - len(shown)
+        links += f" and {more} more" if more else ""
+        made += f"<tr><td>run folders</td><td style='text-align:left'>{links}</td></tr>"
     commands = "".join(f"<pre>{escape(line)}</pre>" for line in page.commands)
     settings = table(Grid(("setting", "value"), [(k, v) for k, v in page.settings.items()]))
     return (
@@ -371,15 +510,11 @@ def _again(page: Page) -> str:
     )
 
 
-def _finite(value: object) -> object:
-    """JSON has no NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list) else value
-
-
-def _asset(name: str) -> str:
-    text = resources.files("fedloom.report").joinpath("assets", name).read_text(encoding="utf-8")
-    return text.replace("</script", "<\\/script")
+def _link(name: str, path: Path, where: Path | None) -> str:
+    """A link to a run's folder: from the page's own folder, so that both can move together."""
+    target = path.resolve()
+    try:
+        href = target.as_uri() if where is None else os.path.relpath(target, where.resolve())
+    except ValueError:  # on another drive
+        href = target.as_uri()
+    return f"<a href='{escape(href, quote=True)}'>{escape(name)}</a>"

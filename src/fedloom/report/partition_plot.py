@@ -28,16 +28,21 @@ def plot_partition(
     partition: Partition, y: np.ndarray, classes: Sequence[str], title: str
 ) -> Figure:
     """Clients and the classes they hold, as a figure to be saved or shown."""
-    counts = partition.label_counts(y, len(classes))
-    if len(partition) <= MOST_BARS and len(classes) <= MOST_NAMES:
-        figure = new_figure(8.5, min(3 + 0.14 * len(partition), 11))
-        _bars(figure.subplots(), counts, classes, partition.names)
+    figure = plot_counts(partition.label_counts(y, len(classes)), classes, partition.names)
+    figure.suptitle(title)
+    return figure
+
+
+def plot_counts(counts: np.ndarray, classes: Sequence[str], names: Sequence[str] = ()) -> Figure:
+    """The same from counts, clients × classes."""
+    if len(counts) <= MOST_BARS and len(classes) <= MOST_NAMES:
+        figure = new_figure(8.5, min(3 + 0.14 * len(counts), 11))
+        _bars(figure.subplots(), counts, classes, names)
     else:
         figure = new_figure(10.5, 5.5)
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         _heat_map(left, counts, classes)
         _histogram(right, counts.sum(axis=1))
-    figure.suptitle(title)
     return figure
 
 

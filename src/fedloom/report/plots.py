@@ -10,28 +10,14 @@ import numpy as np
 import pandas as pd
 
 from fedloom.errors import FedloomError
+from fedloom.report.looks import COLOURS, look
 from fedloom.tasks import Measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours that stay apart for colour-blind readers (Okabe and Ito).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-STYLES = ("-", "--", "-.", ":")
 _ACCURACY = Measure("accuracy")
-
-
-def look(i: int) -> dict[str, Any]:
-    """Colour and style of the i-th curve: no two of the first 32 are alike, and neighbours differ
-    in both, so that equal curves don't hide each other.
-
-    >>> len({tuple(look(i).values()) for i in range(32)})
-    32
-    """
-    colour, style = i % len(COLOURS), i + i // len(COLOURS)
-    return {"color": COLOURS[colour], "linestyle": STYLES[style % len(STYLES)]}
-
 
 #: what is not an accuracy, and so not in %
 PLAIN = {

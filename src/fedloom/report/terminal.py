@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from fedloom.data.dataset import Dataset
     from fedloom.data.partition import Partition
+    from fedloom.doctor import Finding
     from fedloom.experiment.blueprint import Blueprint
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.rescore import Scores
@@ -399,6 +400,19 @@ class StudyProgress:
         elif finished > self._finished:
             err.print(f"{finished} of {jobs} runs finished, {done} of {rounds} rounds")
         self._finished = finished
+
+
+_MARKS = {"ok": "[green]✓[/]", "note": "[yellow]–[/]", "wrong": "[red]✗[/]"}
+
+
+def print_finding(finding: Finding) -> None:
+    """A line of `fedloom doctor`."""
+    line = Table.grid(padding=(0, 1))
+    line.add_column(width=1)
+    line.add_column(width=11, no_wrap=True)
+    line.add_column(overflow="fold")
+    line.add_row(_MARKS[finding.state], Text(finding.what), Text(finding.says))
+    out.print(line)
 
 
 def print_studies(studies: Mapping[str, Study]) -> None:

@@ -7,7 +7,7 @@ pass on what they hear.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,15 +63,22 @@ def save_film(report: ContactReport, network: Network, seed: int, title: str, fi
     film.save(str(file), writer=PillowWriter(fps=PACE), dpi=80)
 
 
-def film_strip(report: ContactReport, network: Network, seed: int, title: str) -> Figure:
-    """Some rounds from the first to the last, and below them degree and isolated nodes of all."""
+def film_strip(
+    report: ContactReport,
+    network: Network,
+    seed: int,
+    title: str,
+    chosen: Mapping[int, Sequence[int]] | None = None,
+) -> Figure:
+    """Some rounds from the first to the last, and below them degree and isolated nodes of all.
+    `chosen` are nodes with a ring around them, by round."""
     rounds = len(report.rounds)
     shown = np.unique(np.linspace(1, rounds, min(FRAMES, rounds)).astype(int))
     figure = new_figure(max(2.6 * len(shown), 6), 5.4)
     parts = figure.subfigures(2, 1, height_ratios=(3, 2), squeeze=False)[:, 0]
     axes = parts[0].subplots(1, len(shown), squeeze=False)[0]
     for axis, t in zip(axes, shown, strict=True):
-        _frame(axis, report, network, seed, int(t))
+        _frame(axis, report, network, seed, int(t), (chosen or {}).get(int(t), ()))
     left, right = parts[1].subplots(1, 2)
     table = report.table
     left.plot(table["round"], table["degree"], color=COLOURS[0], label="mean degree")
@@ -167,7 +174,10 @@ def _bounded(axis: Axes, network: Network) -> None:
     axis.set(xticks=[], yticks=[])
 
 
-def _frame(axis: Axes, report: ContactReport, network: Network, seed: int, t: int) -> None:
+def _frame(
+    axis: Axes, report: ContactReport, network: Network, seed: int, t: int,
+    chosen: Sequence[int] = (),
+) -> None:  # fmt: skip
     """The nodes where they are at the end of a round, with the links that it had."""
     from matplotlib.collections import LineCollection
 
@@ -186,6 +196,9 @@ def _frame(axis: Axes, report: ContactReport, network: Network, seed: int, t: in
                                   (~up, "#999999", "x")):  # fmt: skip
         x, y = places[which].T
         axis.scatter(x, y, s=size, color=colour, marker=marker, zorder=2)
+    if len(chosen):
+        x, y = places[list(chosen)].T
+        axis.scatter(x, y, s=4 * size, facecolors="none", edgecolors=COLOURS[1], zorder=3)
     _bounded(axis, network)
     axis.set_title(f"round {t}: {len(edges)} contacts", fontsize=9)
 
