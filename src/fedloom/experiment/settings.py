@@ -27,7 +27,9 @@ LARGEST_RATE = 1e30  # nothing learns at such a rate; beyond it floats overflow
 _WHERE = {"device", "engine", "workers", "ray_address", "threads", "kernels"}  # and how fast
 _SCORED = {"eval_clients", "eval_common"}
 #: settings that a run may go on with others of: its length, what is shown of it, and its speed
-RESUMABLE = frozenset({"rounds", "eval_every", "checkpoint_every", *_WHERE, *_SCORED} - {"kernels"})
+RESUMABLE = frozenset(
+    {"rounds", "eval_every", "checkpoint_every", "track", *_WHERE, *_SCORED} - {"kernels"}
+)
 #: settings that a trained run may be scored with others of: nothing of it was learned
 RESCORABLE = frozenset({"score_on", "static_samples", "precision", *_WHERE, *_SCORED})
 
@@ -46,6 +48,7 @@ _PARSERS = {
     "screen": "fedloom.round.screen:Screen.parse",
     "attack": "fedloom.round.attack:Attack.parse",
     "lr_schedule": "fedloom.local:Schedule",
+    "track": "fedloom.experiment.track:parse",
 }
 
 _DEEPEST = 32  # levels of nesting in a config; Python's own limit is a crash
@@ -282,6 +285,11 @@ class Config(Options):
         description="CPU threads of one training step; other numbers may change last bits",
     )
     checkpoint_every: int = Field(1, ge=1, description="keep the state after every so many rounds")
+    track: str | None = Field(
+        None,
+        description="write every round's numbers for a tracking tool, too: tensorboard | mlflow | "
+        "wandb | wandb:offline",
+    )
 
     @field_validator("capacities", "speeds", mode="before")
     @classmethod
