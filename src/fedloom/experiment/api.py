@@ -27,6 +27,8 @@ from fedloom.experiment.runner import Runner, Watcher
 from fedloom.experiment.settings import RESUMABLE, Config
 from fedloom.experiment.setup import Experiment, load_dataset, prepare
 from fedloom.experiment.store import RunStore
+from fedloom.experiment.track import check as check_tracker
+from fedloom.experiment.track import trackers
 from fedloom.files import slug
 from fedloom.methods.registry import MethodOptions
 from fedloom.models import Factory
@@ -100,7 +102,7 @@ def run(
         with _told(store, fresh=True):
             store.create(plan.config.dump(), overwrite=overwrite)
             done = 0 if origin is None else origin.start(store, experiment)
-            Runner(experiment, store, watchers).run(done)
+            Runner(experiment, store, [*watchers, *trackers(plan.config, store)]).run(done)
     return _opened(store)
 
 
@@ -204,6 +206,7 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
     config, options = make_config(_continued(store, plan, before), type(plan.options))
     tensors, about = store.last_whole() if store.has_checkpoint() else (None, {})
     done = int(about.get("round", 0))
+    check_tracker(config.track)
     check_settings(store.path, about, config)
     _check_rounds(store, done, before, config)
     if tensors is None and config.fork is not None:
@@ -215,9 +218,12 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
     _reopen(store, config, done)
     with _told(store):
         if done < config.rounds:
-            Runner(experiment, store, watchers).run(done)
+            Runner(experiment, store, [*watchers, *trackers(config, store)]).run(done)
         else:
             store.finish()  # a process may have been killed right before
+            for tracker in trackers(config, store):  # which may lack some of its rounds
+                tracker.start(store.path.name, config.rounds, done)
+                tracker.end()
     return _opened(store)
 
 
@@ -235,7 +241,8 @@ def _restart(
     experiment.adopt(origin.store.path, origin.tensors, origin.about)
     _reopen(store, config, 0)
     with _told(store):
-        Runner(experiment, store, watchers).run(origin.start(store, experiment))
+        done = origin.start(store, experiment)
+        Runner(experiment, store, [*watchers, *trackers(config, store)]).run(done)
     return _opened(store)
 
 
@@ -435,5 +442,6 @@ def planned(method: MethodLike, settings: Mapping[str, Any], *, lenient: bool) -
         count = _named_clients(given, cls, objects, lenient)
         given |= {} if count is None else {"clients": count}
     config, options = make_config(given, cls, lenient=lenient)
+    check_tracker(config.track)
     keys = frozenset(given) | ({"params"} if set(given) & set(cls.model_fields) else set())
     return _Plan(config, options, keys, objects)

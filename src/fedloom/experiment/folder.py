@@ -40,6 +40,7 @@ class RunFolder:
         self.report_file = path / REPORT
         self.names_file = path / "names.json"
         self.about_file = path / "about.json"
+        self.tracking = path / "tracking"
         self._parts = path / "clients"
         self._checkpoints = path / "checkpoints"
         self._replaced = path / _REPLACED
@@ -198,7 +199,8 @@ class RunFolder:
         """All that a run writes; its config, which makes the directory a run, last."""
         return (
             self.rounds_file, self.clients_file, self.manifest_file, self.names_file,
-            self.about_file, self.report_file, self._parts, self._checkpoints, self.config_file,
+            self.about_file, self.report_file, self.tracking, self._parts, self._checkpoints,
+            self.config_file,
         )  # fmt: skip
 
     def _set_aside(self) -> None:
@@ -210,7 +212,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Delete all that belongs to a run but its config."""
-        for folder in (self._parts, self._checkpoints):
+        for folder in (self._parts, self._checkpoints, self.tracking):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (
             self.rounds_file, self.clients_file, self.manifest_file, self.names_file,

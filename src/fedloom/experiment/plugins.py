@@ -65,16 +65,21 @@ def _remembered() -> set[str]:
 
 
 def _list() -> Path:
-    """Where this user's fingerprints are: in $FEDLOOM_STATE, else in the platform's place."""
+    """Where the fingerprints of files that this user trusts are."""
+    return state_folder() / "trusted"
+
+
+def state_folder() -> Path:
+    """What is kept for this user: in $FEDLOOM_STATE, else in the platform's place."""
     if chosen := os.environ.get("FEDLOOM_STATE"):
-        return Path(chosen).expanduser() / "trusted"
+        return Path(chosen).expanduser()
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Application Support"
     else:
         base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "fedloom" / "trusted"
+    return Path(base) / "fedloom"
 
 
 def _digest(content: bytes) -> str:

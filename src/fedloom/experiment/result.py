@@ -100,7 +100,7 @@ class Result:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        return pd.DataFrame([_flat(record) for record in self.records])
+        return pd.DataFrame([flat(record) for record in self.records])
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -319,6 +319,14 @@ class Result:
         return note
 
     @property
+    def tracked(self) -> str | None:
+        """How to see what a tracking tool has of this run; None where it was not tracked."""
+        from fedloom.experiment.track import looked_at
+
+        track = self.config.get("track")
+        return None if track is None else looked_at(track, self.path)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the model's outputs."""
         return tuple(self.store.checkpoint()[1]["labels"])
@@ -463,7 +471,8 @@ _COST = {
 _NESTED = {"task", "profile", "kernels", "mix", "devices", "norms", "skipped", "messages"}
 
 
-def _flat(record: dict[str, Any]) -> dict[str, Any]:
+def flat(record: dict[str, Any]) -> dict[str, Any]:
+    """A round's record as a row of `rounds`."""
     out = {k: v for k, v in record.items() if k not in _PREFIX and k not in _NESTED}
     out["participants"] = len(record["participants"])
     known = record.get("messages", {"skipped": len(record.get("skipped", {}))})

@@ -80,9 +80,11 @@ class Runner:
         if x.federation.partition.names:
             self.store.add_names(x.federation.partition.names)
         self.store.add_facts(self._made_of())
-        for watcher in self.watchers:
-            watcher.start(self.store.path.name, config.rounds, done)
+        begun: list[Watcher] = []
         try:
+            for watcher in self.watchers:
+                watcher.start(self.store.path.name, config.rounds, done)
+                begun.append(watcher)
             with heeding_interrupts() as heed:
                 for t in range(done + 1, config.rounds + 1):
                     heed()
@@ -97,7 +99,7 @@ class Runner:
         finally:
             torch.set_num_threads(threads)
             x.engine.close()
-            for watcher in self.watchers:
+            for watcher in begun:
                 watcher.end()
 
     def _made_of(self) -> dict[str, Any]:

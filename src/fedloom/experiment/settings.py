@@ -27,7 +27,9 @@ LARGEST_RATE = 1e30  # nothing learns at such a rate; beyond it floats overflow
 _WHERE = {"device", "engine", "workers", "ray_address", "threads", "kernels"}  # and how fast
 _SCORED = {"eval_clients", "eval_common"}
 #: settings that may change when a run is resumed: its length, what is shown of it, and its speed
-RESUMABLE = frozenset({"rounds", "eval_every", "checkpoint_every", *_WHERE, *_SCORED} - {"kernels"})
+RESUMABLE = frozenset(
+    {"rounds", "eval_every", "checkpoint_every", "track", *_WHERE, *_SCORED} - {"kernels"}
+)
 #: settings that may change when a trained run is scored again: they do not affect training
 RESCORABLE = frozenset({"score_on", "static_samples", "precision", *_WHERE, *_SCORED})
 
@@ -47,6 +49,7 @@ _PARSERS = {
     "screen": "fedloom.round.screen:Screen.parse",
     "attack": "fedloom.round.attack:Attack.parse",
     "lr_schedule": "fedloom.local:Schedule",
+    "track": "fedloom.experiment.track:parse",
 }
 
 _DEEPEST = 32  # levels of nesting in a config; Python's own limit is a crash
@@ -294,6 +297,11 @@ class Config(Options):
         description="CPU threads per training step; other values may change the last bits",
     )
     checkpoint_every: int = Field(1, ge=1, description="save a checkpoint every N rounds")
+    track: str | None = Field(
+        None,
+        description="also log every round to a tracking tool: tensorboard | mlflow | wandb | "
+        "wandb:offline",
+    )
 
     @field_validator("capacities", "speeds", mode="before")
     @classmethod

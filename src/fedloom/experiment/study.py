@@ -32,6 +32,7 @@ from fedloom.experiment.plugins import method_class
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import Config
 from fedloom.experiment.store import RunStore
+from fedloom.experiment.track import check as check_tracker
 from fedloom.files import atomic_file
 
 if TYPE_CHECKING:
@@ -390,12 +391,13 @@ def make_job(cell: Cell, seed: int, out: Path, free: Sequence[str] = ()) -> Job:
     there may have others of."""
     path = _path(cell, seed, out)
     config = _config(cell, seed=seed, workers=1)
+    check_tracker(config.track)
     store = RunStore(path)
     if store.exists:
         found = store.config()  # settings that are newer than the run have their defaults
         before = make_config(found, method_class(found["method"]))[0].model_dump()
         after = config.model_dump()
-        changed = [k for k, v in after.items() if before.get(k) != v and k not in free]
+        changed = [k for k, v in after.items() if before.get(k) != v and k not in (*free, "track")]
         if changed:
             raise FedloomError(
                 f"'{path}' was run with {changed[0]}={before.get(changed[0])}, not "
@@ -437,8 +439,9 @@ def finished(job: Job) -> bool:
 
 def _start(job: Job) -> _Running:
     words = [sys.executable, "-m", "fedloom", "run", "--out", str(job.path)]
+    track = job.cell.settings.get("track")
     words += (
-        ["--resume", "--rounds", str(job.rounds)]
+        ["--resume", "--rounds", str(job.rounds), *(["--track", track] if track else [])]
         if RunStore(job.path).exists
         else ["--config", str(_config_file(job.path))]
     )

@@ -221,6 +221,8 @@ def print_result(result: Result, details: bool = False) -> None:
         )
     if details:
         _print_details(result)
+    if result.tracked is not None:
+        out.print(f"Tracked by {config['track']}: {result.tracked}")
     out.print(f"Run: {result.path}")
 
 
