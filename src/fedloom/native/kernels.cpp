@@ -97,6 +97,7 @@ struct Program {
 
 constexpr int CHANNELS = 32;  // of a wide convolution that are taken at a time
 constexpr long CACHE = 32768;  // bytes that stay close to a core
+constexpr long AT_ONCE = 256;  // pixels of an image that are fetched at a time
 constexpr int EDGE = 3;  // columns of zeros around a gradient: what a tile of four may touch beyond it
 
 void* get(Program* p, size_t bytes, bool zero = true) {
@@ -328,6 +329,18 @@ Rates rates_of(const Update& u, double squares) {
     return r;
 }
 
+// The next images come from anywhere in memory: they are asked for while this step computes, if they are few.
+void expect(const Program* p, const void* images, int kind, const int64_t* at, long n) {
+    const Value& v = p->values[0];
+    const long size = v.c * v.h * v.w * (kind ? 1 : 4);
+    if (n * size > 4 * CACHE) return;
+    for (long i = 0; i < n; i++) {
+        const char* from = (const char*)images + at[i] * size;
+        for (long k = 0; k < size; k += 64) __builtin_prefetch(from + k, 0, 2);
+        __builtin_prefetch(from + size - 1, 0, 2);
+    }
+}
+
 void update(int isa, float* W, const float* G, long n, const Update& u) {
     const Table& t = tables[isa];
     t.descend(W, G, 0, n, u, rates_of(u, std::isinf(u.clip) ? 0 : t.squares(G, n)));
@@ -516,6 +529,7 @@ double fl_train(Program* p, float* W, float* G, long trainable, const void* imag
     for (int k = 0; k < steps; k++) {
         const long a = cut[k], n = cut[k + 1] - a;
         of(p).load(p, images, kind, at + a, n, scale, shift, flip ? flip + a : nullptr, offset ? offset + 2 * a : nullptr, crop);
+        if (k + 1 < steps) expect(p, images, kind, at + cut[k + 1], cut[k + 2] - cut[k + 1]);
         p->at_once = soon && k + 1 < steps ? u : nullptr;
         sum += n * fl_gradient(p, W, G, y + a, 1, 1, 0);
         if (!p->at_once) {
@@ -555,7 +569,6 @@ namespace ISA {
 constexpr long L = LANES;
 typedef float vf __attribute__((vector_size(LANES * 4), may_alias));
 typedef int32_t vi __attribute__((vector_size(LANES * 4), may_alias));
-typedef uint8_t vb __attribute__((vector_size(LANES), may_alias));
 
 INLINE vf ld(const float* p) { return *(const vf*)p; }
 INLINE void st(float* p, vf v) { *(vf*)p = v; }
@@ -900,10 +913,12 @@ FN void turned_tile(const float* delta, const float* from, long pitch, const Are
         }
         return;
     }
+    float sums[O][2 * L];  // not `acc` itself, which would then have to be in memory all the time
+    UNROLL for (int o = 0; o < O; o++) UNROLL for (int v = 0; v < 2; v++) memcpy(sums[o] + v * L, &acc[o][v], L * 4);
     for (int o = 0; o < O; o++)
         for (long l = 0; l < std::min(valid, 2 * L); l++) {
             float& to = G[o * stride + l * step];
-            to = (add ? to : 0.f) + acc[o][l / L][l % L];
+            to = (add ? to : 0.f) + sums[o][l];
         }
 }
 
@@ -1148,10 +1163,7 @@ FN void mat(const float* w, long wo, long wi, const float* x, long n, float* out
 #if LANES == 4
 INLINE vf zip(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
 INLINE vf zip_high(vf a, vf b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
-#elif LANES == 8
-INLINE vf zip(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
-INLINE vf zip_high(vf a, vf b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
-#else
+#elif LANES == 16
 INLINE vf zip(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
 INLINE vf zip_high(vf a, vf b) { return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
 #endif
@@ -1159,7 +1171,23 @@ INLINE vf zip_high(vf a, vf b) { return __builtin_shufflevector(a, b, 8, 24, 9, 
 
 // L vectors of L: rows become columns.
 INLINE void transpose(vf* v) {
-#ifdef ZIPPED
+#if defined(ZIPPED) && LANES == 8  // AVX2 is quick within halves of a vector, so they are exchanged last
+    vf t[8];
+    UNROLL for (int k = 0; k < 8; k += 2) {
+        t[k] = __builtin_shufflevector(v[k], v[k + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        t[k + 1] = __builtin_shufflevector(v[k], v[k + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    UNROLL for (int k = 0; k < 8; k += 4)
+        UNROLL for (int h = 0; h < 2; h++) {
+            v[k + 2 * h] = __builtin_shufflevector(t[k + h], t[k + 2 + h], 0, 1, 8, 9, 4, 5, 12, 13);
+            v[k + 2 * h + 1] = __builtin_shufflevector(t[k + h], t[k + 2 + h], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    UNROLL for (int k = 0; k < 4; k++) {
+        const vf low = __builtin_shufflevector(v[k], v[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        v[k + 4] = __builtin_shufflevector(v[k], v[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        v[k] = low;
+    }
+#elif defined(ZIPPED)
     UNROLL for (int stage = 1; stage < L; stage *= 2) {
         vf t[L];
         UNROLL for (int k = 0; k < L / 2; k++) t[2 * k] = zip(v[k], v[k + L / 2]), t[2 * k + 1] = zip_high(v[k], v[k + L / 2]);
@@ -1188,6 +1216,22 @@ FN void turn(const float* x, long n, long blocks, float* to) {
                     for (int b = 0; b < L; b++) to[(q * L + b) * pitch + i + k] = x[(q * n + i + k) * L + b];
             }
         }
+}
+
+// The other way round: n values of L samples.
+FN void turn_back(const float* rows, long pitch, long n, float* to) {
+    for (long i = 0; i < n; i += L) {
+        const long m = std::min(L, n - i);
+        if (m == L) {
+            vf v[L];
+            UNROLL for (int b = 0; b < L; b++) memcpy(&v[b], rows + b * pitch + i, L * 4);
+            transpose(v);
+            UNROLL for (int k = 0; k < L; k++) st(to + (i + k) * L, v[k]);
+        } else {
+            for (long k = 0; k < m; k++)
+                for (int b = 0; b < L; b++) to[(i + k) * L + b] = rows[b * pitch + i + k];
+        }
+    }
 }
 
 template <class T> INLINE T each(float f);
@@ -1221,7 +1265,7 @@ FN void outer_tile(const float* d, long m, const float* turned, long pitch, long
     vf acc[O][4];
     UNROLL for (int o = 0; o < O; o++) UNROLL for (int p = 0; p < 4; p++) acc[o][p] = vf{};
     for (long q = 0; q < blocks; q++, d += m * L)
-        for (long b = 0; b < L; b++, turned += pitch) {
+        UNROLL for (long b = 0; b < L; b++, turned += pitch) {
             vf k[O];
             UNROLL for (int o = 0; o < O; o++) k[o] = all(d[o * L + b]);
             UNROLL for (int p = 0; p < 4; p++) {
@@ -1234,9 +1278,10 @@ FN void outer_tile(const float* d, long m, const float* turned, long pitch, long
             UNROLL for (int p = 0; p < 4; p++) settle<vf, WAY>(acc[o][p], g + o * stride + p * L, velocity + o * stride + p * L, r);
         return;
     }
+    float sums[O][4 * L];  // not `acc` itself, which would then have to be in memory all the time
+    UNROLL for (int o = 0; o < O; o++) UNROLL for (int p = 0; p < 4; p++) memcpy(sums[o] + p * L, &acc[o][p], L * 4);
     for (int o = 0; o < O; o++)
-        for (long j = 0; j < valid; j++)
-            settle<float, WAY>(acc[o][j / L][j % L], g + o * stride + j, velocity + o * stride + j, r);
+        for (long j = 0; j < valid; j++) settle<float, WAY>(sums[o][j], g + o * stride + j, velocity + o * stride + j, r);
 }
 
 // g[o, i] (+)= Σ over samples d[o] x[i]; or these are weights, which move.
@@ -1756,24 +1801,13 @@ FN void load_moved(Program* p, long q, const uint8_t** bytes, const float** floa
         }
 }
 
-// L pixels of L images: as rows, if they are wanted, and as columns.
-template <bool BYTES, bool SCALED>
-INLINE void load_tile(const uint8_t** bytes, const float** floats, long j, const float* a, const float* b, float* to, float* rows, long size) {
-    vf value[L], scale = {}, shift = {};
-    if (SCALED) memcpy(&scale, a, L * 4), memcpy(&shift, b, L * 4);
-    UNROLL for (int l = 0; l < L; l++) {
-        if (BYTES) {
-            vb raw;
-            memcpy(&raw, bytes[l] + j, L);
-            value[l] = __builtin_convertvector(__builtin_convertvector(raw, vi), vf);
-        } else {
-            memcpy(&value[l], floats[l] + j, L * 4);
-        }
-        if (SCALED) value[l] = value[l] * scale - shift;
-    }
-    if (rows) UNROLL for (int l = 0; l < L; l++) memcpy(rows + l * padded(size) + j, &value[l], L * 4);
-    transpose(value);
-    UNROLL for (int l = 0; l < L; l++) st(to + l * L, value[l]);
+// Some pixels of an image, as numbers.
+template <class T>
+FN void convert(const T* __restrict from, const float* __restrict scale, const float* __restrict shift, float* __restrict to, long n) {
+    if (scale)
+        for (long x = 0; x < n; x++) to[x] = from[x] * scale[x] - shift[x];
+    else
+        for (long x = 0; x < n; x++) to[x] = from[x];
 }
 
 FN void load(Program* p, const void* images, int kind, const int64_t* places, int n, const float* scale, const float* shift,
@@ -1795,27 +1829,19 @@ FN void load(Program* p, const void* images, int kind, const int64_t* places, in
             if (p->rows) turn(p->x[0] + q * size * L, size, 1, p->rows + q * L * padded(size));
             continue;
         }
-        float* rows = p->rows ? p->rows + q * L * padded(size) : nullptr;
-        // Without a border an image is one long row.
+        // A few pixels of all images as rows, which may be wanted, and then as columns. Without a border an image is one long row.
         const long width = v.pad ? v.w : size;
-        for (long j = 0; j < size; j += width) {
-            float* to = p->x[0] + at(r, q, j / (v.w * v.h), j / v.w % v.h);
+        for (long j = 0, m; j < size; j += m) {
+            m = std::min(AT_ONCE, width - j % width);
+            alignas(64) float some[L * AT_ONCE];
+            float *to = p->x[0] + at(r, q, j / (v.w * v.h), j / v.w % v.h) + j % v.w * L;
+            float* row = p->rows ? p->rows + q * L * padded(size) + j : some;
+            const long pitch = p->rows ? padded(size) : AT_ONCE;
             const float *a = scale ? scale + j : nullptr, *b = scale ? shift + j : nullptr;
-            long x = 0;
-            if (kind && scale)
-                for (; x + L <= width; x += L) load_tile<true, true>(bytes, floats, j + x, a + x, b + x, to + x * L, rows, size);
-            else
-                for (; x + L <= width; x += L)
-                    if (kind) load_tile<true, false>(bytes, floats, j + x, a, b, to + x * L, rows, size);
-                    else if (scale) load_tile<false, true>(bytes, floats, j + x, a + x, b + x, to + x * L, rows, size);
-                    else load_tile<false, false>(bytes, floats, j + x, a, b, to + x * L, rows, size);
-            for (; x < width; x++) {
-                vf value = {};
-                for (int l = 0; l < L; l++) value[l] = kind ? (float)bytes[l][j + x] : floats[l][j + x];
-                if (scale) value = value * all(a[x]) - all(b[x]);
-                st(to + x * L, value);
-                for (int l = 0; rows && l < L; l++) rows[l * padded(size) + x] = value[l];
-            }
+            for (int l = 0; l < L; l++)
+                if (kind) convert(bytes[l] + j, a, b, row + l * pitch, m);
+                else convert(floats[l] + j, a, b, row + l * pitch, m);
+            turn_back(row, pitch, m, to);
         }
     }
 }
