@@ -37,8 +37,9 @@ HEAD = """# Compositions
 `fedloom run A+B` is one method with every choice in which A or B differs from FedAvg: who talks to
 whom, which part of the model a client trains, how it learns, how models are combined, what happens
 before scoring. The options of both can be set; an option that both have is shared. The table
-combines one method of every family with one of every other; each pair runs for a round on the digits
-in `tests/test_compositions.py`, which generates this page. ✓ runs; a number is the reason below.
+combines one method of every family with one of every other; each pair runs for a round on the
+digits in `tests/test_compositions.py`, which generates this page. ✓ runs; a number is the reason
+below.
 
     fedloom run heterofl+fedper --capacities high-quality
     fedloom run fedrolex+fedprox --set mu=0.1 --capacities 1:0.5,0.25:0.5
@@ -46,8 +47,8 @@ in `tests/test_compositions.py`, which generates this page. ✓ runs; a number i
     fedloom run heterofl+p2p-fedavg --topology ring --capacities 1:0.5,0.5:0.5
     fedloom run fedswap+fedper
 
-Three or more combine as well (`fedrolex+fedper+fedprox`). Sub-model methods also have private parts and
-FedProx's term as options (`--set private=head --set mu=0.1`), and FedSwap has private parts.
+Three or more combine as well (`fedrolex+fedper+fedprox`). Sub-model methods also have private parts
+and FedProx's term as options (`--set private=head --set mu=0.1`), and FedSwap has private parts.
 """
 
 
