@@ -30,7 +30,7 @@ docs: $(STAMP)  ## the generated pages of the documentation, from the code
 	$(BIN)/python docs/make_reference.py
 
 site: $(STAMP)  ## the documentation site, in build/site; warnings and dead links are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m benchmarks

@@ -6,8 +6,8 @@ all pages are searched for scripts, styles and pictures of other sites: the site
 
 from __future__ import annotations
 
-import html
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def as_mathml(page: str) -> str:
 
     def drawn(found: re.Match[str]) -> str:
         display = "block" if found[2] == "[" else "inline"
-        return convert(html.unescape(found[3]).strip(), display=display)
+        return convert(unescape(found[3]).strip(), display=display)
 
     return _MATH.sub(drawn, page)
 
@@ -35,8 +35,8 @@ def fetched(page: str) -> list[str]:
     return _ELSEWHERE.findall(page)
 
 
-def on_page_content(page: str, **_: Any) -> str:
-    return as_mathml(page)
+def on_page_content(html: str, **_: Any) -> str:
+    return as_mathml(html)
 
 
 def on_post_build(config: Any, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""FedAvg whose server steps with Nesterov momentum, the outer optimiser of DiLoCo."""
+"""FedAvg with Nesterov momentum at the server, the outer optimiser of DiLoCo."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from fedloom.mix import Gathering, ServerStep
 
 @dataclass(frozen=True)
 class Nesterov(ServerStep):
-    """v ← βv + Δ,  w ← w + η(Δ + βv), where Δ is the clients' mean change."""
+    """v ← βv + Δ,  w ← w + η(Δ + βv), where Δ is the clients' mean update."""
 
     beta: float = 0.9
     keeps: ClassVar = {"velocity": Weights()}
@@ -31,8 +31,8 @@ class FedNesterov(fedloom.MethodOptions):
     family = "example"
     source = "Douillard et al. 2023"
 
-    beta: float = Field(0.9, ge=0, lt=1, description="β: momentum of the server")
-    server_lr: float = Field(1.0, gt=0, le=1e30, description="η: step of the server")
+    beta: float = Field(0.9, ge=0, lt=1, description="β: server momentum")
+    server_lr: float = Field(1.0, gt=0, le=1e30, description="η: server learning rate")
 
     def build(self) -> fedloom.Method:
         return fedloom.Method(local=SGD(), mix=Nesterov(lr=self.server_lr, beta=self.beta))

@@ -41,7 +41,7 @@ class AverageBoth(Average):
 
 
 class Scaffold(fedloom.MethodOptions):
-    """FedAvg along corrected gradients: less how this client's usually differ from the rest."""
+    """FedAvg along gradients corrected for how this client's usually differ from the average."""
 
     name = "my-scaffold"
     family = "example"

@@ -141,7 +141,7 @@ def test_every_client_has_a_file_of_its_own(quick, monkeypatch, capsys):
         main()
     assert "Model: one.pt" in capsys.readouterr().out
     assert torch.equal(torch.load("one.pt")[name], torch.load(files[1])[name])
-    with pytest.raises(fedloom.FedloomError, match="say whose"):
+    with pytest.raises(fedloom.FedloomError, match="name one"):
         local.export("one.pt")
 
 

@@ -34,11 +34,12 @@ FAMILIES = {
 PAIRS = list(combinations(FAMILIES.values(), 2))
 HEAD = """# Compositions
 
-`fedloom run A+B` is one method that has what A and B choose otherwise than FedAvg: who talks to
+`fedloom run A+B` is one method with every choice in which A or B differs from FedAvg: who talks to
 whom, which part of the model a client trains, how it learns, how models are combined, what happens
-before scoring. Options of both can be set; where both have one of a name, it is the same for both.
-One method of every family is here with one of every other, each run for a round on the digits by
-`tests/test_compositions.py`, which writes this page. ✓ runs; a number is the reason below.
+before scoring. The options of both can be set; an option that both have is shared. The table
+combines one method of every family with one of every other; each pair runs for a round on the
+digits in `tests/test_compositions.py`, which generates this page. ✓ runs; a number is the reason
+below.
 
     fedloom run heterofl+fedper --capacities high-quality
     fedloom run fedrolex+fedprox --set mu=0.1 --capacities 1:0.5,0.25:0.5
@@ -46,9 +47,8 @@ One method of every family is here with one of every other, each run for a round
     fedloom run heterofl+p2p-fedavg --topology ring --capacities 1:0.5,0.5:0.5
     fedloom run fedswap+fedper
 
-Three or more go together as well (`fedrolex+fedper+fedprox`). Sub-models have private parts and
-FedProx's term as options of their own too (`--set private=head --set mu=0.1`), and so has FedSwap
-private parts.
+Three or more combine as well (`fedrolex+fedper+fedprox`). Sub-model methods also have private parts
+and FedProx's term as options (`--set private=head --set mu=0.1`), and FedSwap has private parts.
 """
 
 

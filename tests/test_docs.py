@@ -29,7 +29,8 @@ def blocks(page):
 
 
 def commands(page):
-    return [shlex.split(line)[1:] for line in re.findall(r"^    (fedloom .*)$", page, re.M)]
+    lines = re.findall(r"^    (fedloom .*)$", page, re.M)
+    return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
 def method_in(file):
@@ -70,15 +71,18 @@ def test_every_command_of_the_guide_works_as_printed(in_tmp, monkeypatch, capsys
 
 
 def follow(page, call):
-    """Do what a page says, in its order: programs and commands."""
+    """Do what a page says, in its order: programs (or files, which begin with their name) and
+    commands."""
     step = r"```python\n(?P<code>(?!>>>).*?)```|^    fedloom (?P<words>[^\n]*)$"
     done = []
     for found in re.finditer(step, page, re.S | re.M):
-        if found["code"]:
-            exec(found["code"], {})
-        else:
+        if found["words"]:
             done.append(shlex.split(found["words"]))
             call(done[-1])
+        elif name := re.match(r"# (\w+\.py)\n", found["code"]):
+            Path(name[1]).write_text(found["code"])
+        else:
+            exec(found["code"], {})
     return done
 
 
@@ -112,6 +116,37 @@ def test_the_tutorial_of_tables_and_the_readme_on_own_data_work_as_printed(call,
     shutil.rmtree("runs/visits")
     own = (ROOT / "README.md").read_text().partition("## Your own data")[2].partition("\n## ")[0]
     assert len(follow(own, call)) == 4
+
+
+@pytest.mark.parametrize("page", ["quickstart", "howto-data", "howto-model", "howto-privacy"])
+def test_the_pages_work_as_printed(page, call):
+    assert len(follow((ROOT / f"docs/{page}.md").read_text(), call)) > 2
+
+
+def test_commands_on_all_pages_have_only_options_that_exist():
+    import typer.main
+
+    from fedloom.cli import app
+
+    def options(command, words):
+        known = getattr(command, "commands", None)
+        if known is not None:
+            return options(known[words[0]], words[1:])
+        return {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+
+    root, found = typer.main.get_command(app), 0
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        if page.parent.name == "results":
+            continue  # commands of the version that made them
+        for words in commands(page.read_text()):
+            if "..." in words or "[OPTIONS]" in words:
+                continue
+            known = options(root, words) | {"--debug", "--help"}
+            for word in words[1:]:
+                if word.startswith("--"):
+                    assert word in known, (page.name, words)
+            found += 1
+    assert found > 50
 
 
 def test_the_first_example_runs_and_has_the_right_limit(quick, row):

@@ -199,7 +199,7 @@ def test_the_model_comes_back_as_a_plain_module(quick, row):
 def test_personal_models_come_back_for_their_client(quick):
     result = quick("local", participation=1.0)
     assert not torch.equal(result.model(client=0).out.bias, result.model(client=1).out.bias)
-    with pytest.raises(FedloomError, match="say whose"):
+    with pytest.raises(FedloomError, match="name one"):
         result.model()
     with pytest.raises(FedloomError, match="0 to 5"):
         result.model(client=6)

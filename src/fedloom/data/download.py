@@ -41,7 +41,7 @@ def download(url: str, target: Path, progress: Progress | None = None) -> None:
                     progress(target.name, done, total)
     if total is not None and done != total:
         raise UnavailableError(
-            f"{target.name} stopped at {done} of {total} bytes; fetch again to go on"
+            f"{target.name} stopped at {done} of {total} bytes; fetch again to continue"
         )
     os.replace(part, target)
 
@@ -69,7 +69,7 @@ def _blocks(response: HTTPResponse) -> Iterator[bytes]:
         try:
             block = response.read(_BLOCK)
         except (OSError, HTTPException) as error:
-            raise UnavailableError(f"connection lost ({error}); fetch again to go on") from None
+            raise UnavailableError(f"connection lost ({error}); fetch again to continue") from None
         if not block:
             return
         yield block

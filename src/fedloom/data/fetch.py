@@ -46,8 +46,8 @@ def fetch(
 ) -> Path:
     """Make sure data set `name` is in the cache, and say in which folder.
 
-    `progress` is called with (label, bytes done, bytes in all or None). `force` fetches a set
-    that is there already once more.
+    `progress` is called with (label, bytes done, bytes in all or None). `force` fetches it again
+    even if it is in the cache.
     """
     return fetch_source(source(name, split), cache, progress, force)
 

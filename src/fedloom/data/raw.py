@@ -151,7 +151,7 @@ class Raw:
         if not seen or (wide and len(seen) > 1):
             raise FedloomError(
                 f"'{name}' must have one column of pictures or arrays, or others of numbers and "
-                f"texts, beside its label '{targets[0]}'; it has {', '.join(seen) or 'none'}. "
+                f"texts, besides its label '{targets[0]}'; it has {', '.join(seen) or 'none'}. "
                 "Choose it with data_options.features=COLUMN."
             )
         rows = self._rows([*targets, *seen, *(n for n in aside if n not in seen)], str(missing))

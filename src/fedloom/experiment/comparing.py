@@ -182,8 +182,8 @@ def _check_names(entries: Sequence[Entry], before: Comparison | None) -> None:
         raise FedloomError("Name at least one method to compare.")
     if len({slug(label) for label in labels}) < len(labels):
         raise FedloomError(
-            "The same method is named twice; give variants as NAME:option=value, or with settings "
-            "of their own, NAME@setting=value."
+            "The same method is named twice; write variants as NAME:option=value or "
+            "NAME@setting=value."
         )
     there = () if before is None else before.record.own
     if again := sorted({slug(label) for label in labels} & {slug(label) for label in there}):
@@ -206,8 +206,8 @@ def _check_extension(
     again = [key for key in given if not (key in _OBJECTS and asked.get(key) == "custom")]
     if again:
         raise FedloomError(
-            f"A comparison is extended with the settings and seeds that it was begun with, so "
-            f"{again[0]} can't be given. One method alone may have settings of its own: "
+            "A comparison is extended with the settings and seeds it was started with, so "
+            f"{again[0]} can't be given. A single method may have its own settings: "
             "NAME@SETTING=VALUE."
         )
     lacks = [key for key in _OBJECTS if asked.get(key) == "custom" and key not in given]

@@ -100,8 +100,8 @@ def named(method: MethodLike) -> tuple[type[MethodOptions], dict[str, Any]]:
     if isinstance(method, str):
         if _OWN.search(method):
             raise FedloomError(
-                f"'{method}': settings behind @ are for one method of a comparison. In a run, give "
-                "them as options (--lr 0.1, or --set lr=0.1)."
+                f"'{method}': settings after @ are for one method of a comparison. In a run, "
+                "give them as options (--lr 0.1, or --set lr=0.1)."
             )
         name, _, words = (method, "", "") if is_file(method) else method.partition(":")
         params = parse_settings(words.split(",")) if words else {}

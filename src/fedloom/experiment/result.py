@@ -230,7 +230,7 @@ class Result:
             kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
             if client is None and len(kept) and about.get("personal", True):
                 raise FedloomError(
-                    "Clients of this method keep models of their own: say whose, for example "
+                    "Clients of this method keep their own models: name one, for example "
                     f"model(client={int(kept.clients[0])})."
                 )
             if client is not None:
@@ -296,7 +296,7 @@ class Result:
         except FedloomError as e:
             warnings.warn(
                 f"The statistics of this model's norms can't be measured: {e} Measure them on "
-                "images of your own with fedloom.models.norm.settle(model, batches, every=True).",
+                "your own images with fedloom.models.norm.settle(model, batches, every=True).",
                 stacklevel=3,
             )
             return

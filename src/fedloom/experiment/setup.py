@@ -124,8 +124,8 @@ class Experiment:
         """Take the state of another run's checkpoint, as far as it means the same here."""
         if about.get("layout", self.about["layout"]) != self.about["layout"]:
             raise FedloomError(
-                f"'{path}' holds another model than this config builds: its layers differ. A fork "
-                "goes on with the same model; leave out what changes it."
+                f"'{path}' holds another model than this config builds: its layers differ. A "
+                "fork keeps the model; leave out what changes it."
             )
         try:
             self._check_remembered(tensors, about)
@@ -771,8 +771,8 @@ def _try(module: nn.Module, x: Tensor, task: Task, exits: bool) -> None:
         if isinstance(module, Exits) and training:
             if not exits:
                 raise FedloomError(
-                    "The model has a classifier behind each block (exits), all of which answer in "
-                    "training; this method trains one. Leave exits out, or choose depthfl."
+                    "The model has a classifier after each block (exits), all of which are "
+                    "trained; this method trains one. Leave exits out, or choose depthfl."
                 )
         elif got != task.answers(2, x.shape[1:]):
             raise FedloomError(

@@ -324,7 +324,9 @@ class RunStore(RunFolder):
         """The newest state, or that of `round`, and what is known about it."""
         saved = self._saved()
         if not saved:
-            raise FedloomError(f"'{self.path}' has no whole checkpoint yet, so there is no model.")
+            raise FedloomError(
+                f"'{self.path}' has no complete checkpoint yet, so there is no model."
+            )
         number = saved[-1][0] if round is None else round
         if number not in dict(saved):
             rounds = ", ".join(str(number) for number, _ in saved)
@@ -366,8 +368,8 @@ class RunStore(RunFolder):
         if first is not None and not readable:
             raise DamagedFile(
                 first.what,
-                "There is no whole one before it. Put a good copy in its place; or delete the "
-                f"folder '{self._checkpoints}', and --resume trains all rounds anew.",
+                "There is no complete one before it. Restore a good copy, or delete the folder "
+                f"'{self._checkpoints}', and --resume trains all rounds again.",
             )
         raise first or FedloomError(f"'{self.path}' has no whole checkpoint yet.")
 
@@ -413,7 +415,7 @@ class RunStore(RunFolder):
             f"'{self.rounds_file}' is damaged: there is a checkpoint of round {round}, but not a "
             "record of every round until then",
             "Nothing was changed. Put a good copy in its place; or delete the checkpoints too, and "
-            "--resume trains all rounds anew.",
+            "--resume trains all rounds again.",
         )
 
     def _edited(self, content: dict[str, Any]) -> str:

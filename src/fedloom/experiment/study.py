@@ -273,8 +273,8 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
             job.process.wait()
     if failed:
         raise FedloomError(
-            f"A run failed; what is finished is safe in '{jobs[0].path.parent}', and the same "
-            f"command goes on from there. {failed[0]}"
+            f"A run failed; finished runs are safe in '{jobs[0].path.parent}', and the same "
+            f"command continues from there. {failed[0]}"
         )
     if stopped:
         raise FedloomError(

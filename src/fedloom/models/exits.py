@@ -21,9 +21,9 @@ def with_exits(module: nn.Module, shape: tuple[int, int, int], classes: int) -> 
     blocks = getattr(module, "exit_blocks", None)
     if blocks is None:
         raise FedloomError(
-            f"{type(module).__name__} does not say what its blocks are, behind which classifiers "
-            "could be put. Give it a method exit_blocks() that returns them in order, as a list of "
-            "modules, or use mlp, lenet, conv4, resnet18 or resnet34."
+            f"{type(module).__name__} does not say after which blocks classifiers could be put. "
+            "Give it a method exit_blocks() that returns them in order, as a list of modules, "
+            "or use mlp, lenet, conv4, resnet18 or resnet34."
         )
     return Exits(blocks(), shape, classes)
 

@@ -188,7 +188,7 @@ def print_result(result: Result, details: bool = False) -> None:
     asked = done["rounds_asked"]
     if done["rounds"] < asked:
         out.print(
-            f"{done['rounds']} of {asked} rounds done; continue with:  fedloom run --resume "
+            f"{done['rounds']} of {asked} rounds done; continue with: fedloom run --resume "
             f"--out {result.path}"
         )
     if "eval_seconds" not in done or not any(
@@ -217,7 +217,7 @@ def print_result(result: Result, details: bool = False) -> None:
         mean = result.rounds[["degree", "isolated", "contacts"]].mean()
         out.print(
             f"Contacts: {mean['contacts']:.1f} a round, {mean['degree']:.2f} nodes met per node, "
-            f" {percent(mean['isolated'])} of nodes isolated"
+            f"{percent(mean['isolated'])} of nodes isolated"
         )
     if details:
         _print_details(result)

@@ -167,7 +167,7 @@ def _leaves(method: Method, sizes: Sizes, plan: Plan, written: Encoding) -> Iter
         carries = "gradients of " if method.local.hands_back == "gradients" else ""
         what = carries + _part(method.mix.part)
         if not isinstance(method.select, Whole):
-            what += ", as far as its capacity lets it train it"
+            what += ", limited to its capacity"
         yield Line("model", what, written.size(len(plan.columns)))
         if plan.sends_choice:
             yield Line("choice", "which channels it trained, of each group a bit for every channel "
@@ -194,7 +194,7 @@ def _told(method: Method, sizes: Sizes, plan: Plan, written: Encoding) -> Iterat
     if len(plan.columns):
         what = _part(method.mix.part)
         if not isinstance(method.select, Whole) and "data" not in method.select.needs:
-            what += ", as far as its capacity lets it train it"
+            what += ", limited to its capacity"
         yield Line("model", what, down.size(len(plan.columns)))
         if plan.tells_choice(written.changes):
             yield Line("choice", "which channels it is to train")
@@ -216,7 +216,7 @@ def _stays(method: Method, sizes: Sizes, plan: Plan, written: Encoding) -> Itera
         yield Line("private part", part, _PLAIN.size(len(plan.private)))
     for name in plan.keeps:
         section = plan.sections[name]
-        what = "a second model, trained beside the shared one" if name == OWN else "client state"
+        what = "a second model, trained next to the shared one" if name == OWN else "client state"
         yield Line(name, what, _PLAIN.size(section.stop - section.start))
     if written.changes and method.mix.home == "server" and len(plan.columns):
         yield Line("rest", "what the encoding left out of its messages, which goes into the next",

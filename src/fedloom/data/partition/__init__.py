@@ -77,7 +77,7 @@ def partition(
         raise FedloomError(f"There must be at least 1 client, not {clients}.")
     if clients > len(labels):
         raise FedloomError(
-            f"{clients} clients cannot share {len(labels)} samples. Take at most {len(labels)} "
+            f"{clients} clients cannot share {len(labels)} samples. Use at most {len(labels)} "
             "clients, or more data."
         )
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes

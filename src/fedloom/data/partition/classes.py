@@ -50,7 +50,7 @@ def deal_classes(dealing: Dealing, k: int, sigma: float = 0.0, used: float = 1.0
         if len(members) < len(holders):
             raise FedloomError(
                 f"{len(holders)} clients must hold class {label}, which has {len(members)} "
-                "samples. Take fewer clients or fewer classes for each."
+                "samples. Use fewer clients or fewer classes per client."
             )
         if len(holders):
             shares = np.exp(sigma * dealing.rng.standard_normal(len(holders)))
@@ -86,7 +86,7 @@ def hands(
         else:
             raise FedloomError(
                 f"No combination of {k} classes is left: of {comb(len(classes), k)}, all are "
-                "reserved or held already. Take other numbers of classes or clients."
+                "reserved or already used. Use another number of classes or clients."
             )
         row[:] = classes[list(hand)]
         cards[list(hand)] -= 1

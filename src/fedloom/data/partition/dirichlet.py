@@ -20,8 +20,8 @@ def deal(spec: Spec, dealing: Dealing) -> Partition:
     if least * dealing.clients > len(dealing.y):
         raise FedloomError(
             f"{dealing.clients} clients with at least {least} samples each need "
-            f"{least * dealing.clients} samples; there are {len(dealing.y)}. "
-            "Take fewer clients or a smaller min."
+            f"{least * dealing.clients} samples; there are {len(dealing.y)}. Use fewer clients "
+            "or a smaller min."
         )
     owner = dealing.nobody()
     for label in range(dealing.n_classes):
@@ -41,7 +41,7 @@ def _dirichlet(alpha: float, n: int, rng: np.random.Generator) -> npt.NDArray[np
 
 PARTITIONER = Partitioner(
     "dirichlet:ALPHA[,min=N]",
-    "each class shared out by Dirichlet(ALPHA): the smaller, the more skewed",
+    "each class split by Dirichlet(ALPHA): the smaller, the more skewed",
     deal,
     argument="ALPHA",
     options=("min",),

@@ -36,7 +36,7 @@ def deal(spec: Spec, dealing: Dealing) -> Partition:
 
 PARTITIONER = Partitioner(
     "quantity:lognormal[,sigma=1] | quantity:zipf[,a=1]",
-    "labels alike, sizes skewed by a log-normal or Zipf's law",
+    "same labels, sizes skewed by a log-normal or Zipf's law",
     deal,
     argument="LAW",
     options=("sigma", "a"),

@@ -50,7 +50,7 @@ def deal_ring(dealing: Dealing, k: int, shares: str, draws: int | None) -> Parti
         if available[label] < holders[label]:
             raise FedloomError(
                 f"{holders[label]} clients must hold class {label}, which has {available[label]} "
-                "samples. Take fewer clients or fewer classes for each."
+                "samples. Use fewer clients or fewer classes per client."
             )
     if draws is None:
         draws = int(dealing.rng.integers(2**31))

@@ -19,7 +19,7 @@ def deal(spec: Spec, dealing: Dealing) -> Partition:
     if shards > n:
         raise FedloomError(
             f"{k} shards for each of {dealing.clients} clients are {shards}; there are only {n} "
-            "samples. Take fewer clients or fewer shards."
+            "samples. Use fewer clients or fewer shards."
         )
     shuffled = dealing.rng.permutation(n)
     by_label = shuffled[np.argsort(dealing.y[shuffled], kind="stable")]
