@@ -88,10 +88,17 @@ def test_a_partition_in_python_that_does_not_fit_is_refused(natural, quick):
         quick(data="nat.npz", partition=0.5)
 
 
-def test_values_to_predict_are_refused(call):
+def test_values_to_predict_are_never_taken_for_classes(call):
+    """Fractions are values; whole numbers that may be either are asked about."""
     np.savez("float.npz", x=np.zeros((300, 5)), y=np.linspace(0, 1, 300))
-    code, told = call("run", "fedavg", "--data", "float.npz", "--out", "r")
-    assert (code, "fedloom does classification" in told) == (2, True)
+    words = ("run", "fedavg", "--data", "float.npz", "--rounds", "1", "--clients", "3", "--out")
+    assert call(*words, "r")[0] == 0
+    assert fedloom.load("r").task == "regression"
+    code, told = call(*words, "s", "--task", "classification")
+    assert (code, "so they are no classes" in told) == (2, True)
+    np.savez("whole.npz", x=np.zeros((300, 5)), y=np.arange(300) // 3)
+    code, told = call("run", "fedavg", "--data", "whole.npz", "--out", "t")
+    assert (code, "--task regression" in told, "--task classification" in told) == (2, True, True)
 
 
 def test_every_column_of_a_table_reaches_the_model_on_the_same_scale(quick):

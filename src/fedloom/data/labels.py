@@ -94,7 +94,7 @@ def guess(y: np.ndarray | list[Hashable], shape: Sequence[int], whole: bool) -> 
     """The task of these labels, by their kind and shape."""
     if isinstance(y, list) or y.ndim == 1:
         numbers = [v for v in y if isinstance(v, float | np.floating)]
-        fraction = any(v == v and not float(v).is_integer() for v in numbers)
+        fraction = any(np.isfinite(v) and not float(v).is_integer() for v in numbers)
         return Regression.name if fraction else Classification.name
     if y.ndim == 3 and y.shape[1:] == tuple(shape[1:]) and y.dtype.kind in "iub":
         return Segmentation.name

@@ -81,9 +81,11 @@ class Worker:
         convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
         data, device = setting.dataset, setting.device
         last = convolves and not stacks and self._whole.native is None
-        scale, kind = (data.mean, data.std), (device, last, setting.tokens, setting.task)
-        self._train = Source(data.x, data.y, *scale, *kind)
-        self._test = Source(data.x_test, data.y_test, *scale, *kind)
+        source = partial(
+            Source, mean=data.mean, std=data.std, device=device, channels_last=last,
+            tokens=setting.tokens, task=setting.task,
+        )  # fmt: skip
+        self._train, self._test = source(data.x, data.y), source(data.x_test, data.y_test)
         self._pool: dict[str, np.ndarray] = {}
 
     def prepare(self, order: Order, client: int, row: Tensor, last: Last | None = None) -> Job:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedloom.data.images import laid_out
 from fedloom.errors import FedloomError
 from fedloom.files import atomic_file
+from fedloom.tasks import Classification, Regression, task_of
 
 if TYPE_CHECKING:
     from fedloom.experiment.result import Result
@@ -31,7 +32,7 @@ EACH = "{client}"  # in a path: a file for every client
 
 
 class Deployed(nn.Module):
-    """A model that takes data in its own units."""
+    """A model that takes data in its own units, and answers values in theirs."""
 
     def __init__(self, model: nn.Module, about: dict[str, Any]) -> None:
         super().__init__()
@@ -45,10 +46,19 @@ class Deployed(nn.Module):
         self.shift: Tensor
         self.register_buffer("scale", (1 / (unit * std)).float())
         self.register_buffer("shift", (-mean / std).float())
+        # values to predict, in their own units: output · spread + centre
+        of = task_of(about.get("task", Classification(about["classes"]).plain()))
+        self.spread: Tensor | None
+        self.centre: Tensor | None
+        spread, centre = (of.std_of, of.mean_of) if isinstance(of, Regression) else ((), ())
+        self.register_buffer("spread", torch.tensor(spread) if spread else None)
+        self.register_buffer("centre", torch.tensor(centre) if centre else None)
 
     def forward(self, x: Tensor) -> Tensor:
         fed = x.to(torch.int64) if self.tokens else x.to(torch.float32) * self.scale + self.shift
         out: Tensor = self.model(fed)
+        if self.spread is not None and self.centre is not None:
+            out = out * self.spread + self.centre
         return out
 
 
@@ -83,7 +93,7 @@ def _write(
     result: Result, path: Path, form: str, client: int | str | None, factory: Factory | None
 ) -> Path:
     model, about = result.model(client, factory), result.about
-    keys = ("shape", "mean", "std", "unit", "tokens", "model", "model_options", "round")
+    keys = ("task", "shape", "mean", "std", "unit", "tokens", "model", "model_options", "round")
     described = {
         "classes": about["labels"],
         **{key: about.get(key) for key in keys},

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedloom.errors import FedloomError
+from fedloom.local import LocalRule
 from fedloom.method import Method
+from fedloom.select import Select
 from fedloom.tasks import Task
 
 
@@ -15,7 +17,7 @@ def check_task(name: str, method: Method, task: Task) -> None:
         return
     for why in _reasons(method, task):
         raise FedloomError(
-            f"{name} can't learn this: {why}, and the task is {task.name}, which has none. Choose "
+            f"{name} can't learn this: it {why}, and {task.name} has no class for a sample. Choose "
             "another method or option."
         )
     if "accuracy" in method.mix.needs and not task.primary.share:
@@ -33,14 +35,15 @@ def check_task(name: str, method: Method, task: Task) -> None:
 def _reasons(method: Method, task: Task) -> Iterator[str]:
     """What the parts of a method do with classes."""
     rules = [rule for rule in (method.local, method.own, method.adapt.rule) if rule is not None]
-    for part in (*rules, method.select):
+    parts: list[LocalRule | Select] = [*rules, method.select]
+    for part in parts:
         if part.probabilities:
-            yield f"it needs class probabilities ({part.probabilities})"
+            yield part.probabilities
     if any("classes" in rule.needs for rule in rules):
-        yield "it masks the classes that a client does not hold (mask=none does without)"
+        yield "masks the classes that a client does not hold (mask=none does without)"
     if "classes" in method.mix.needs:
-        yield "it counts rows class by class (by_class=false does without)"
+        yield "counts rows class by class (by_class=false does without)"
     if "classes" in method.topology.needs:
-        yield "it draws clients by their classes"
+        yield "draws clients by their classes"
     if method.newcomer.choice == "vote":
-        yield "newcomers are given a vote of class probabilities (choose another newcomer rule)"
+        yield "gives newcomers a vote of class probabilities"

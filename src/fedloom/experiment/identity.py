@@ -134,7 +134,7 @@ def fingerprints(
         if is_file(config.model)
         else _digest([_source(factory)]),
         "loss_source": _digest([source_of(config.loss)])
-        if is_file(config.loss or "")
+        if config.loss is not None and is_file(config.loss)
         else _digest([] if loss is None else [_source(loss)]),
         "layout": f"{zlib.crc32(repr(shapes).encode()):08x}",
     }

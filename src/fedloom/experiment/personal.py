@@ -21,11 +21,12 @@ from fedloom.engine.kernels import available
 from fedloom.errors import FedloomError
 from fedloom.experiment.evaluation import Adapting
 from fedloom.experiment.rescore import scored_with
-from fedloom.experiment.setup import placed
+from fedloom.experiment.setup import own_loss, placed
 from fedloom.experiment.state import State
 from fedloom.kinds import Sizes
 from fedloom.models.norm import has_batch_norm, has_measured_norm, settle
 from fedloom.models.voting import Voting
+from fedloom.tasks import Classification, Loss, task_of
 
 if TYPE_CHECKING:
     from fedloom.experiment.result import Result
@@ -41,6 +42,7 @@ def personal_model(
     build: Any,
     layout: Layout,
     settings: Mapping[str, Any],
+    loss: Loss | None = None,
 ) -> nn.Module:
     """The model that the run's method gives to a newcomer with these images."""
     tensors, about = result.store.checkpoint()
@@ -57,6 +59,8 @@ def personal_model(
     state.restore(tensors)
     module, submodels = build(), bool(about.get("submodels", False))
     dataset = _dataset(images, labels, about)
+    own = own_loss(config, loss)
+    dataset = replace(dataset, task=replace(dataset.task, own_loss=own))
     setting = Setting(
         build=build,
         layout=layout,
@@ -100,14 +104,20 @@ def _dataset(images: npt.ArrayLike, labels: npt.ArrayLike, about: dict[str, Any]
     x = raw_images(images, about)
     if not len(x):
         raise FedloomError("Give at least one image.")
-    y = np.array(_numbers(labels, about["labels"]), dtype=np.int64)
+    task = task_of(about.get("task", Classification(about["classes"]).plain()))
+    if task.by_class:
+        y = np.array(_numbers(labels, about["labels"]), dtype=np.int64)
+    else:
+        y = np.asarray(labels)
+        whole = y.dtype.kind in "iub" and task.name not in ("regression", "multi-label")
+        y = y.astype(np.int64 if whole else np.float32)
+        y = y[:, None] if y.ndim == 1 and task.dims == 1 else y
     if len(y) != len(x):
         raise FedloomError(f"There are {len(x)} images and {len(y)} labels: give one for each.")
     kept = np.int32 if about.get("tokens") else np.float32
     x = x.astype(np.uint8 if about["unit"] == 255 else kept)
-    nobody = np.empty(0, np.int64)
-    return Dataset("newcomer", x, y, empty_like(x), nobody, tuple(about["labels"]),
-                   tuple(about["mean"]), tuple(about["std"]))  # fmt: skip
+    return Dataset("newcomer", x, y, empty_like(x), y[:0], tuple(about["labels"]),
+                   tuple(about["mean"]), tuple(about["std"]), task=task)  # fmt: skip
 
 
 def raw_images(images: npt.ArrayLike, about: dict[str, Any]) -> np.ndarray:

@@ -355,13 +355,15 @@ class Result:
         images: npt.ArrayLike,
         labels: npt.ArrayLike,
         factory: Factory | None = None,
+        loss: Loss | None = None,
         **settings: Any,
     ) -> nn.Module:
         """A model for somebody who took no part, from a few labelled images of theirs.
 
         What the method does with newcomers is done: shared and private parts are tried, averaged or
         asked to vote, and fine-tuned on the images. These come in the data's own shape and units,
-        not normalised; labels are names of `classes`, or their numbers. `settings` are options of
+        not normalised; labels are names of `classes`, or their numbers (of other tasks: as the data
+        has them). `settings` are options of
         the method that matter only here, such as `tune_epochs=5`.
         """
         from fedloom.experiment.personal import personal_model
@@ -369,7 +371,7 @@ class Result:
         _, about = self.store.checkpoint()
         make = self._builder(about, factory)
         layout = Layout.of(make(), about["extras"])
-        return personal_model(self, images, labels, make, layout, settings)
+        return personal_model(self, images, labels, make, layout, settings, loss)
 
     def _builder(self, about: dict[str, Any], factory: Factory | None) -> Callable[[], nn.Module]:
         if factory is None and about["model"] == "custom":

@@ -297,13 +297,12 @@ def prepare(
     `options` are what the method was built from, where it matters that it stays the same; `before`
     is what the checkpoint says of itself that the run goes on from.
     """
-    _check_given(config, data=data, model=model, partition=partition, loss=loss)
+    _check_given(config, data=data, model=model, partition=partition)
+    loss = own_loss(config, loss)
     if before is None or method.mix.home == "node":  # how alike models are is told from the start
         _check_given(config, init=init)
     method = checked(config, method)
     device = _device(config)
-    if config.loss is not None and loss is None:
-        loss = loss_function(config.loss)
     dealt = _deal(config, method, data, partition, loss)
     check_task(config.method, method, dealt.dataset.task)
     factory = model or model_factory(config.model)
@@ -416,6 +415,12 @@ def _device(config: Config) -> torch.device:
             stacklevel=3,
         )
     return device
+
+
+def own_loss(config: Config, given: Loss | None) -> Loss | None:
+    """The loss that is minimised in place of the task's, if there is one."""
+    _check_given(config, loss=given)
+    return loss_function(config.loss) if config.loss is not None and given is None else given
 
 
 def chosen_for(dataset: Dataset) -> str:

@@ -90,7 +90,11 @@ class OrderedDropout(MaskedSGD):
     @property
     def probabilities(self) -> str:  # type: ignore[override]
         distils = self.narrows and self.distil > 0
-        return "distils them into narrower nets (distil=0 does without)" if distils else ""
+        return (
+            "distils class probabilities into narrower nets (distil=0 does without)"
+            if distils
+            else ""
+        )
 
     def __post_init__(self) -> None:
         if not self.levels or not all(0 < p <= 1 for p in self.levels):
@@ -133,7 +137,11 @@ class SelfDistillation(MaskedSGD):
 
     @property
     def probabilities(self) -> str:  # type: ignore[override]
-        return "distils them from exit to exit (distil=0 does without)" if self.weight else ""
+        return (
+            "distils class probabilities from exit to exit (distil=0 does without)"
+            if self.weight
+            else ""
+        )
 
     def at(self, round: int) -> SelfDistillation:
         return replace(self, share=min(round / self.ramp, 1.0) if self.ramp else 1.0)
@@ -163,7 +171,7 @@ class Codistillation(LocalRule):
     told = {"targets": ON_PUBLIC}
     sends = {"probabilities": ON_PUBLIC}
     needs = frozenset({"public"})
-    probabilities = "exchanges them, on public images"
+    probabilities = "exchanges class probabilities, on public images"
 
     def plan(
         self, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedloom.tasks import LOSS, Task
+from fedloom.tasks import CLASSES, LOSS, Task
 
 
 def move_foreign_errors(confusion: np.ndarray, holds: np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ def client_scores(confusion: np.ndarray, loss: np.ndarray, holds: np.ndarray) ->
         )
 
 
-def summarise(table: pd.DataFrame, task: Task) -> dict[str, Any]:
+def summarise(table: pd.DataFrame, task: Task = CLASSES) -> dict[str, Any]:
     """Micro and macro scores over clients by the task's first measure, their spread, the tails, and
     each capacity group; where some are weak, the mean score with the sub-model that each can hold
     (`capacity_accuracy`, with the measure's name).

@@ -89,7 +89,7 @@ class Select:
     `model_options` are what it needs the model to be built with.
     """
 
-    probabilities: str = ""  # what it does with class probabilities, as in `LocalRule`
+    probabilities: str = ""  # what it does with classes, as in `LocalRule`
     needs: frozenset[str] = frozenset()
     measures: bool = False
     public_samples: int = 0

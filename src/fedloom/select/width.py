@@ -71,10 +71,13 @@ class Width(Select):
         try:
             with torch.no_grad():
                 logits = smaller(blank(smaller, shape, 2))
+                training = module.training
+                wanted = module.eval()(blank(module, shape, 2)).shape
+                module.train(training)
         except (RuntimeError, ValueError, AssertionError, IndexError) as e:
             reason = str(e).splitlines()[0]
             raise too_rigid(module, f"a share of {capacity:g}", reason) from None
-        if len(logits) != 2 or logits.dim() != 2:
+        if logits.shape != wanted:
             returned = f"it returned {tuple(logits.shape)}"
             raise too_rigid(module, f"a share of {capacity:g}", returned)
 

@@ -42,5 +42,7 @@ def kind(name: str) -> type[Task]:
 
 def task_of(plain: Mapping[str, Any]) -> Task:
     """The task that a checkpoint speaks of (`Task.plain`)."""
-    words = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items() if k != "name"}
+    words: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in plain.items() if k != "name"
+    }
     return TASKS[plain["name"]](**words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -23,7 +23,12 @@ class Classification(Task):
 
     name = "classification"
     what = "one of several classes: accuracy, precision, recall, F1"
-    measures = (Measure("accuracy"), Measure("precision"), Measure("recall"), Measure("f1", "F1"))
+    measures: ClassVar[tuple[Measure, ...]] = (
+        Measure("accuracy"),
+        Measure("precision"),
+        Measure("recall"),
+        Measure("f1", "F1"),
+    )
     by_class = True
 
     @property
@@ -73,7 +78,7 @@ class Binary(Classification):
 
     name = "binary"
     what = "two classes: accuracy, AUC, sensitivity, specificity"
-    measures = (
+    measures: ClassVar[tuple[Measure, ...]] = (
         *Classification.measures,
         Measure("auc", "AUC"),
         Measure("sensitivity"),
