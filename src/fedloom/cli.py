@@ -139,9 +139,14 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
                 )
             read = read_config(file) if file else {}
             if "tuned" in read:
-                from fedloom.experiment.tune import chosen_for
+                from fedloom.experiment.tune import chosen_for, with_chosen
 
-                read = chosen_for(read, named, file)
+                if command.__name__ == "compare":
+                    over = {**given, **chosen}
+                    words["methods"] = with_chosen(words["methods"], read, over, file)
+                    del read["tuned"]
+                else:
+                    read = chosen_for(read, named, file)
             _check_files(read, {"method": named, **given, **chosen})
             command(**words, settings=merge(read, given, chosen))
 

@@ -173,7 +173,7 @@ def amount(value: float, unit: str = "B") -> str:
 
 def print_result(result: Result, details: bool = False) -> None:
     done, config = result.summary, result.config
-    options = "".join(f", {k}={v}" for k, v in config["params"].items())
+    options = "".join(f", {k}={v}" for k, v in result.options.items())
     out.print(
         f"{config['method']}{options}: {config['data']}, {config['clients']} clients, "
         f"{config['partition']}, model {config['model']}, seed {config['seed']}"
