@@ -21,6 +21,7 @@ from fedloom import __version__
 from fedloom.errors import FedloomError, is_shortage, shortage
 from fedloom.experiment.settings import Config
 from fedloom.imports import uncollected
+from fedloom.notice import clear, say
 
 app = typer.Typer(
     name="fedloom",
@@ -72,10 +73,12 @@ def main() -> None:
 
 
 def _warn(message: Warning | str, *_: object) -> None:
+    clear()
     print(f"Warning: {message}", file=sys.stderr)
 
 
 def _fail(text: str, code: int) -> None:
+    clear()
     print(f"Error: {text}", file=sys.stderr)
     sys.exit(code)
 
@@ -297,6 +300,7 @@ def run(
     if method is not None and named is not None and method.partition(":")[0] != named:
         settings.pop("params", None)  # the file's options belong to the file's method
     progress = Progress()
+    say("Preparing data, clients and model ...")
     with _resumable(progress):
         result = run_method(
             chosen, out=out, resume=resume, overwrite=overwrite, watchers=[progress], **settings
@@ -376,6 +380,7 @@ def compare(
 
         each = Comparison.load(extend).record.seeds
     progress = Progress(runs=len(methods) * each)
+    say("Checking the methods, preparing data and clients ...")
     with _resumable(progress, comparing=True):
         comparison = compare_methods(
             methods, seeds=seeds, seed=seed, out=out, resume=resume, overwrite=overwrite,
@@ -512,6 +517,7 @@ def export(
     from fedloom.experiment.result import Result
 
     _trust(trust)
+    clear()
     result = Result(path)
     number = client is not None and client not in result.names and client.isdigit()
     for file in result.export(out, int(client) if client and number else client):
@@ -578,6 +584,7 @@ def report(
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
 
+    clear()
     if out is not None and (out.suffix not in (".html", ".htm") or out.is_dir()):
         raise FedloomError(f"'{out}' is not a page: give a file that ends in .html.")
     if len(paths) > 1:
