@@ -116,7 +116,10 @@ def test_another_number_of_clients_than_there_are_users_is_refused(table, call):
     assert (code, "Set clients to 3, or leave it out" in told) == (2, True)
     code, told = call("run", "fedavg", "--data", "visits.csv", "--partition", "by:whom", "--set",
                       "data_options.label=does", "--out", "r")  # fmt: skip
-    assert (code, "Unknown column in user 'whom'. Did you mean 'who'?" in told) == (2, True)
+    assert (code, "Unknown column of users (by:COLUMN) 'whom'. Did you mean 'who'?" in told) == (
+        2,
+        True,
+    )
     code, told = call("run", "fedavg", "--partition", "by:who", "--out", "r")
     assert (code, "the data has no column 'who'" in told) == (2, True)
 

@@ -290,3 +290,71 @@ def test_a_saved_picture_is_named(quick, told):
     code, text = told("show", "z", "--plot", "z.png")
     assert (code, Path("z.png").exists()) == (0, True)
     assert text.endswith("Picture: z.png")
+
+
+# -- a second trial -------------------------------------------------------------------------------
+
+
+def test_a_comparison_tells_options_of_methods_that_are_not_the_default(quick):
+    few = {**SMALL, "seeds": 1}
+    found = fedloom.compare(["fedavg", "fedprox", "fedprox:mu=2"], mu=1.0, **few, out="c")
+    assert found.differences == {"fedprox": ["mu=1, which is not its default"]}  # a label says it
+    pair = fedloom.compare(["fedprox:mu=1", "fedprox"], **few, out="d").differences
+    assert pair == {"fedprox": ["mu=0.1 (fedprox:mu=1: 1)"]}
+
+
+def test_a_run_shows_the_options_that_were_chosen_and_no_others(in_tmp, told):
+    fedloom.run("heterofl+fedper", **SMALL, capacities="1:0.5,0.5:0.5", out="a")
+    fedloom.run("feddom", **SMALL, delta=1.0, out="b")
+    assert "heterofl+fedper: digits" in told("show", "a")[1]
+    assert "feddom, delta=1.0: digits" in told("show", "b")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--search", "lr=0.1..1", "--by", "macroo"], "Unknown score 'macroo'. Did you mean"),
+        ([], "Say what to search: --search NAME=RANGE"),
+    ],
+)
+def test_a_search_that_can_not_be_is_refused_before_its_first_run(in_tmp, told, words, says):
+    code, said = told("tune", "fedavg", "--runs", "2", "--out", "t", *words)
+    assert code == 2
+    assert says in said
+    assert not Path("t").exists()
+
+
+def test_what_a_search_chose_goes_to_each_method_of_a_comparison(in_tmp, told):
+    chosen = "clients: 4\nrounds: 1\ntuned:\n  fedavg: {lr: 0.2}\n  fedprox: {lr: 0.3, mu: 2.0}\n"
+    Path("chosen.yaml").write_text(chosen)
+    words = ["compare", "fedavg", "fedprox@mu=3", "--config", "chosen.yaml", "--seeds", "1"]
+    code, _ = told(*words, "--out", "c")
+    assert code == 0
+    found = {name: runs[0].config for name, runs in fedloom.load("c").results.items()}
+    assert {name: (c["lr"], c["clients"]) for name, c in found.items()} == {
+        "fedavg@lr=0.2": (0.2, 4), "fedprox@lr=0.3,mu=3": (0.3, 4),
+    }  # fmt: skip
+    assert found["fedprox@lr=0.3,mu=3"]["params"]["mu"] == 3
+    told(*words, "--lr", "0.4", "--out", "d")
+    assert {r[0].config["lr"] for r in fedloom.load("d").results.values()} == {0.4}
+    assert "no settings for 'local'" in told("compare", "local", "--config", "chosen.yaml")[1]
+
+
+def test_errors_of_own_files_say_what_to_do(in_tmp, told):
+    rng = np.random.default_rng(0)
+    rows = [f"{rng.choice(['x', 'y'])},{v:.2f},{rng.choice(['u', 'v'])}" for v in rng.random(60)]
+    Path("a.csv").write_text("\n".join(["who,a,label", *rows]))
+    Path("holes.csv").write_text("\n".join(["who,a,label", *rows[:3], ",0.5,u", *rows[4:]]))
+    few = ("--clients", "4", "--rounds", "1")
+    for scale in ("unit", "half"):
+        said = told("run", "fedavg", "--data", "a.csv", "--normalise", scale, *few)[1]
+        assert f"normalise={scale} is for images" in said
+    said = told("run", "fedavg", "--init", "a.csv")[1]
+    assert "no file of weights: give a run's directory, or a state_dict" in said
+    Path("junk.pt").write_bytes(rng.bytes(100))
+    assert "Save one with torch.save" in told("run", "fedavg", "--init", "junk.pt")[1]
+    said = told("run", "fedavg", "--data", "holes.csv", "--partition", "by:who")[1]
+    assert "'who' has 1 empty cell, the first in row 3 (from 0), so it does not say whose" in said
+    assert "features" not in said
+    said = told("run", "fedavg", "--data", "a.csv", "--partition", "by:whom")[1]
+    assert "Unknown column of users (by:COLUMN) 'whom'. Did you mean 'who'?" in said

@@ -4,6 +4,8 @@ import gc
 import os
 import sys
 
+from fedloom.notice import clear, greet
+
 
 def main() -> None:
     """Run the command line; Ctrl-C during its imports gets a sentence too."""
@@ -11,10 +13,12 @@ def main() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
+        greet(sys.argv[1:])
         from fedloom.cli import main as command_line
 
         command_line()
     except KeyboardInterrupt:
+        clear()
         print("Error: Interrupted before anything was run.", file=sys.stderr)
         sys.exit(130)
     finally:

@@ -23,6 +23,7 @@ from fedloom import __version__, names
 from fedloom.errors import INTERRUPTED, FedloomError, is_shortage, shortage
 from fedloom.experiment.settings import Config
 from fedloom.imports import uncollected
+from fedloom.notice import clear, say
 
 app = typer.Typer(
     name="fedloom",
@@ -73,10 +74,12 @@ def main() -> None:
 
 
 def _warn(message: Warning | str, *_: object) -> None:
+    clear()
     print(f"Warning: {message}", file=sys.stderr)
 
 
 def _fail(text: str, code: int) -> None:
+    clear()
     print(f"Error: {text}", file=sys.stderr)
     sys.exit(code)
 
@@ -165,9 +168,14 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
                 )
             read = read_config(file) if file else {}
             if "tuned" in read:
-                from fedloom.experiment.tune import chosen_for
+                from fedloom.experiment.tune import chosen_for, with_chosen
 
-                read = chosen_for(read, named, file)
+                if command.__name__ == "compare":
+                    over = {**given, **chosen}
+                    words["methods"] = with_chosen(words["methods"], read, over, file)
+                    del read["tuned"]
+                else:
+                    read = chosen_for(read, named, file)
             _check_files(read, {"method": named, **given, **chosen})
             command(**words, settings=merge(read, given, chosen))
 
@@ -319,6 +327,7 @@ def run(
     if method is not None and named is not None and method.partition(":")[0] != named:
         settings.pop("params", None)  # the file's options belong to the file's method
     progress = Progress()
+    say("Preparing data, clients and model ...")
     with _resumable(progress):
         result = run_method(
             chosen, out=out, resume=resume, overwrite=overwrite, watchers=[progress], **settings
@@ -399,6 +408,7 @@ def compare(
 
         each = Comparison.load(extend).record.seeds
     progress = Progress(runs=len(methods) * each)
+    say("Checking the methods, preparing data and clients ...")
     with _resumable(progress, comparing=True):
         comparison = compare_methods(
             methods, seeds=seeds, seed=seed, out=out, resume=resume, overwrite=overwrite,
@@ -539,6 +549,7 @@ def export(
     from fedloom.experiment.result import Result
 
     _trust(trust)
+    clear()
     result = Result(path)
     number = client is not None and client not in result.names and client.isdigit()
     for file in result.export(out, int(client) if client and number else client):
@@ -616,6 +627,7 @@ def report(
     from fedloom.experiment.result import Result
     from fedloom.experiment.study import is_study, reopen, write_report
 
+    clear()
     if out is not None and (out.suffix not in (".html", ".htm") or out.is_dir()):
         raise FedloomError(f"'{out}' is not a page: give a file that ends in .html.")
     if len(paths) > 1:

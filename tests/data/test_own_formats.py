@@ -127,7 +127,7 @@ def test_what_a_table_cannot_say_is_asked_for(in_tmp):
     assert len(load(holes, options={"missing": "drop"}).x) == 198
     holes = table()
     holes.loc[3, "label"] = None
-    with pytest.raises(FedloomError, match=r"'label' has 1 empty cells"):
+    with pytest.raises(FedloomError, match=r"'label' has 1 empty cell,"):
         load(holes)
     with pytest.raises(FedloomError, match=r"not whole numbers.*classification"):
         load(table().assign(label=np.linspace(0, 1, 200)))

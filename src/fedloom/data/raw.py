@@ -154,7 +154,8 @@ class Raw:
                 f"texts, besides its label '{targets[0]}'; it has {', '.join(seen) or 'none'}. "
                 "Choose it with data_options.features=COLUMN."
             )
-        rows = self._rows([*targets, *seen, *(n for n in aside if n not in seen)], str(missing))
+        used = [*targets, *seen, *(n for n in aside if n not in seen)]
+        rows = self._rows(used, seen, str(missing))
         labels = self._labels(targets, rows)
         if wide:
             (one,) = seen
@@ -202,7 +203,8 @@ class Raw:
         found = [str(word).strip() for word in words]
         for word in found:
             if word not in self.columns:
-                raise unknown(f"column in {option}", word, self.columns)
+                what = "column of users (by:COLUMN)" if option == "user" else f"column in {option}"
+                raise unknown(what, word, self.columns)
         return list(dict.fromkeys(found))
 
     def _name(self, given: Value, option: str) -> str:
@@ -256,8 +258,11 @@ class Raw:
             )
         return np.array([_TEST_WORDS[word] for word in words], bool)
 
-    def _rows(self, names: Sequence[str], missing: str) -> npt.NDArray[np.int64]:
-        """The rows to use: those for training first, and none with an empty cell."""
+    def _rows(
+        self, names: Sequence[str], features: Sequence[str], missing: str
+    ) -> npt.NDArray[np.int64]:
+        """The rows to use: those for training first, and none with an empty cell in the columns of
+        these names, of which some are `features`."""
         if missing not in _MISSING:
             raise unknown("way with missing values", missing, _MISSING)
         empty = np.zeros(len(self.test), bool)
@@ -266,11 +271,17 @@ class Raw:
                 continue
             blank = self._series(name).isna().to_numpy()
             if blank.any() and missing == "refuse":
+                count = f"{blank.sum()} empty cell{'s' if blank.sum() > 1 else ''}"
+                seen = name in features
                 raise FedloomError(
-                    f"The column '{name}' has {blank.sum()} empty cells, the first in row "
-                    f"{int(blank.argmax())} (from 0). Fill them, drop such rows "
-                    "(data_options.missing=drop), or leave the column out "
-                    "(data_options.features=COLUMN,COLUMN)."
+                    f"The column '{name}' has {count}, the first in row {int(blank.argmax())} "
+                    "(from 0)"
+                    + ("" if seen else ", so it does not say whose or what those rows are")
+                    + ". Fill them, or drop such rows (data_options.missing=drop)"
+                    + (
+                        "; or leave the column out (data_options.features=COLUMN,COLUMN)." * seen
+                        or "."
+                    )
                 )
             empty |= blank
         order = np.argsort(self.test, kind="stable")

@@ -221,9 +221,9 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
             Runner(experiment, store, [*watchers, *trackers(config, store)]).run(done)
         else:
             store.finish()  # a process may have been killed right before
-            for tracker in trackers(config, store):  # which may lack some of its rounds
-                tracker.start(store.path.name, config.rounds, done)
-                tracker.end()
+            for watcher in (*watchers, *trackers(config, store)):  # which may lack some rounds
+                watcher.start(store.path.name, config.rounds, done)
+                watcher.end()
     return _opened(store)
 
 

@@ -34,6 +34,11 @@ def weights(given: Any, factory: str | Factory) -> State:
                 f".pt file, not {type(given).__name__}."
             )
     path = Path(given).expanduser()
+    if path.is_file() and path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ".ckpt"):
+        raise FedloomError(
+            f"init={given} is no file of weights: give a run's directory, or a state_dict in a "
+            ".safetensors or .pt file."
+        )
     if path.is_dir():
         from fedloom.experiment.result import Result
 
@@ -48,8 +53,11 @@ def weights(given: Any, factory: str | Factory) -> State:
         raise FedloomError(f"init={given}: there is no such file or run.") from None
     except (OSError, ValueError, RuntimeError, EOFError, safetensors.SafetensorError) as error:
         raise FedloomError(f"init={given} can't be read: {reason(error)}") from None
-    except Exception as error:  # torch.load has many words for files that are no weights
-        raise FedloomError(f"init={given} is no state_dict: {reason(error)}") from None
+    except Exception:  # torch.load has many words, of its own options, for what is no weights
+        raise FedloomError(
+            f"init={given} is no state_dict: it holds something else than tensors by name, or is "
+            "damaged. Save one with torch.save(model.state_dict(), FILE)."
+        ) from None
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
     return _checked(f"init={given}", found)

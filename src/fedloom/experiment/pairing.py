@@ -90,6 +90,7 @@ def differences(
         taken = {k: why for k, why in dropped.get(label, {}).items() if k not in alone}
         words = _settings(results[0], base[0], baseline, shared, taken)
         words += _overruled(results[0], alone, dropped.get(label, {}))
+        words += _options(results[0], base[0], baseline, label)
         words += _model(results[0], base[0])
         if ONE_LEARNER in mine or ONE_LEARNER in unused.get(baseline, ()):
             words = [word for word in words if not word.startswith("participation=")]
@@ -118,6 +119,22 @@ def _overruled(run: Result, alone: Mapping[str, Any], dropped: Mapping[str, str]
         for key, value in alone.items()
         if key in run.config and run.config[key] != value and key not in dropped
     ]
+
+
+def _options(run: Result, base: Result, baseline: str, label: str) -> list[str]:
+    """Options of the method that are not its defaults, or not those of the same one beside it,
+    unless the label has them."""
+    out = []
+    same = run.config["method"] == base.config["method"]
+    theirs = base.config.get("params") or {}
+    for key, value in (run.config.get("params") or {}).items():
+        if f"{key}=" in label:
+            continue
+        if same and theirs.get(key) != value:
+            out.append(f"{key}={_word(value)} ({baseline}: {_word(theirs.get(key))})")
+        elif not same and key in run.options:
+            out.append(f"{key}={_word(value)}, which is not its default")
+    return out
 
 
 def _normal(key: str, value: Any) -> Any:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedloom.errors import FedloomError, nearest
 from fedloom.experiment.folder import REPORT
-from fedloom.experiment.plugins import model_factory
+from fedloom.experiment.plugins import is_file, method_class, model_factory
 from fedloom.experiment.store import RunStore
 from fedloom.layout import Columns, Layout
 from fedloom.models import Factory, build
@@ -61,6 +61,18 @@ class Result:
     @cached_property
     def config(self) -> dict[str, Any]:
         return self.store.config()
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The options of the method that are not its defaults (of one from a file: all)."""
+        given = dict(self.config.get("params") or {})
+        if is_file(self.config["method"]):
+            return given
+        try:
+            known = method_class(self.config["method"])().model_dump()
+        except FedloomError:  # a method that was registered in another process
+            return given
+        return {k: v for k, v in given.items() if k not in known or known[k] != v}
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -287,7 +299,6 @@ class Result:
 
         from fedloom.engine.batches import Source
         from fedloom.experiment.config import make_config
-        from fedloom.experiment.plugins import method_class
         from fedloom.experiment.setup import load_dataset, make_federation
 
         config, _ = make_config(self.config, method_class(self.config["method"]))

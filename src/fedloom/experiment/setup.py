@@ -506,6 +506,12 @@ def _build(
     _try(module, _samples(dataset, tokens), dataset.task, "exits" in method.select.model_options)
     if tokens:
         dealt.public = public_set(config.public, dealt.federation, tokens)
+    # `pixel` is every column by itself, as tables have it anyway.
+    if not tokens and config.normalise in ("unit", "half") and dataset.shape[:2] == (1, 1):
+        raise FedloomError(
+            f"normalise={config.normalise} is for images. The columns of a table are scaled one by "
+            "one, each by its own mean and spread: leave it out."
+        )
     if tokens and config.normalise != "standard":
         raise FedloomError(
             f"normalise={config.normalise} is for images, and this model looks its input up as "

@@ -213,8 +213,9 @@ class _Running(Job):
     process: subprocess.Popen[str]
 
 
-#: (job's name, rounds done and asked of all jobs, jobs finished, jobs) → shown to the user
-Say = Callable[[str, int, int, int, int], None]
+#: (job's name, rounds done and asked of all jobs, jobs finished, jobs, those that have just ended,
+#: each with the last record of its run) → shown to the user
+Say = Callable[[str, int, int, int, int, Mapping[str, Mapping[str, Any]]], None]
 
 
 def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict[str, list[Result]]:
@@ -250,9 +251,10 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
         while running or (waiting and not failed):
             while waiting and not failed and len(running) < workers:
                 running.append(_start(waiting.popleft()))
+            ended: dict[str, Mapping[str, Any]] = {}
             for job in [j for j in running if j.process.poll() is not None]:
                 running.remove(job)
-                words = _log(job).read_text().strip()
+                words = _log(job).read_text().rpartition("Error: ")[2].strip()
                 if job.process.returncode and "Training diverged" in words:
                     _diverged(job).write_text(words)  # a result too: it is not tried again
                 elif job.process.returncode == INTERRUPTED and not finished(job):
@@ -260,10 +262,12 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
                 elif job.process.returncode and not finished(job):
                     # Others would very likely fail as well: no more are started.
                     failed.append(f"{job.path.name}: {words}")
+                else:
+                    ended[job.path.name] = RunStore(job.path).rounds()[-1]
             everything = sum(j.rounds for j in jobs)
-            ended = len(jobs) - len(waiting) - len(running) - len(failed) - len(stopped)
+            over = len(jobs) - len(waiting) - len(running) - len(failed) - len(stopped)
             names = ", ".join(j.path.name for j in running)
-            say(names, sum(j.done for j in jobs), everything, ended, len(jobs))
+            say(names, sum(j.done for j in jobs), everything, over, len(jobs), ended)
             if running:
                 time.sleep(_PAUSE)
     finally:

@@ -25,7 +25,8 @@ import pandas as pd
 import yaml
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.config import normal, read_config
+from fedloom.experiment.config import as_words, normal, read_config
+from fedloom.experiment.entry import Entry
 from fedloom.experiment.plugins import is_file, method_class, trust
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import Config, parse_yaml
@@ -34,7 +35,7 @@ from fedloom.experiment.study import Cell, Job, Say, diverged, finished, make_jo
 from fedloom.files import atomic_file
 from fedloom.methods.registry import MethodOptions
 from fedloom.options import quoted
-from fedloom.tasks import LOSS, Measure
+from fedloom.tasks import AUTO, LOSS, TASKS, Measure, kind
 
 RANGES = "LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH, or values as A|B|C"
 CHOSEN, TRIES = "chosen.yaml", "tries.csv"
@@ -128,6 +129,15 @@ class Search:
             raise FedloomError(f"halving={self.halving} would drop no trial: give 2 or more.")
         if not self.methods:
             raise FedloomError("Which methods should be tuned? Name them.")
+        if not self.space:
+            raise FedloomError(
+                "Say what to search: --search NAME=RANGE, such as --search lr=log:1e-3..1. A range "
+                f"is written {RANGES}."
+            )
+        known = known_scores(str(self.settings.get("task", AUTO)))
+        for name in self.score.split("+"):
+            if name not in known:
+                raise unknown("score", name, known)
         for key in _OURS:
             if key in self.settings:
                 raise FedloomError(f"A search sets {key} itself: leave it out.")
@@ -318,6 +328,17 @@ def _common(search: Search) -> dict[str, dict[str, Any]]:
     return settings_of_each(search.methods, given)
 
 
+def known_scores(task: str = AUTO) -> list[str]:
+    """What a search may go by: the scores of a task, or of any."""
+    kinds = TASKS.values() if task == AUTO else [kind(task)]
+    scored = dict.fromkeys(m.name for one in kinds for m in one.measures)
+    first = dict.fromkeys(one.measures[0].name for one in kinds)
+    own = ["micro", "macro", "worst10", "best10", LOSS.name]
+    own += [name for name in scored if name not in (LOSS.name, "accuracy")]
+    of_others = [f"{prefix}_{name}" for prefix in ("new", "before") for name in own]
+    return [*own, *of_others, *(f"test_{name}" for name in (*first, LOSS.name))]
+
+
 def _score(record: Mapping[Any, Any], names: str, measures: Sequence[Measure]) -> float:
     """What a try is ranked by: the mean of its scores, turned round where less is better."""
     scores = {k: v for k, v in record.items() if isinstance(v, float) and k not in _NO_SCORES}
@@ -408,6 +429,22 @@ def chosen_for(settings: Mapping[str, Any], method: str | None, file: object) ->
         )
     rest = {key: value for key, value in settings.items() if key != TUNED}
     return {**rest, **known[method]}
+
+
+def with_chosen(
+    methods: Iterable[str], settings: Mapping[str, Any], over: Mapping[str, Any], file: object
+) -> list[str]:
+    """Methods of a comparison, each with what a search chose for it; what is given with the method
+    or for all of them (`over`) counts for more."""
+    out = []
+    for method in methods:
+        entry = Entry.of(method)
+        named = str(entry.method)
+        mine = chosen_for({TUNED: settings[TUNED]}, named, file)
+        own = {k: v for k, v in mine.items() if k not in over} | dict(entry.own)
+        words = ",".join(as_words(own))
+        out.append(f"{named}@{words}" if words else named)
+    return out
 
 
 def read_chosen(file: Path, data: str) -> dict[str, dict[str, Any]]:

@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.data.images import noun
+from fedloom.notice import clear
 from fedloom.tasks import kind
 
 if TYPE_CHECKING:
@@ -58,59 +59,115 @@ out.width = max(out.width, _LEAST_WIDTH)
 err = Console(stderr=True, highlight=False)
 
 
+clear()  # all is imported that a command needs, and what is printed from here on comes after it
+
+
 class Progress:
-    """A watcher: a live bar on a terminal, about ten plain lines elsewhere."""
+    """A watcher. On a terminal, a live bar with the time left until all runs are done; elsewhere
+    about ten plain lines. Of several runs, a line for each that is done: the table so far."""
 
     def __init__(self, runs: int = 1) -> None:
         self._label, self._runs, self._run = "", runs, 0
         self._bar: Bar | None = None
         self._task = TaskID(0)
         self._rounds, self._said, self._started = 0, 0, 0.0
+        self._clock = Clock()
         self._score = ""
 
     def start(self, name: str, rounds: int, done: int) -> None:
+        clear()
         self._run += 1
         self._label = name
         self._rounds, self._said, self._started = rounds, done, time.perf_counter()
-        self._score = ""
+        self._score = "finished before" if done >= rounds else ""
+        self._clock.begin((self._run - 1 + done / rounds) / self._runs)
         if err.is_terminal:
             self._bar = Bar(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[score]}"), TimeRemainingColumn(),
+                TextColumn("{task.fields[score]}"), TextColumn("{task.fields[left]}"),
                 console=err, transient=True,
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(
-                self._name, total=rounds, completed=done, score="waiting for the first score"
-            )
+                self._name, total=rounds, completed=done, score="waiting for the first score",
+                left=self._clock.left(),
+            )  # fmt: skip
 
     def round(self, record: dict[str, Any]) -> None:
-        measure = kind(record.get("task", "classification")).measures[0]
-        score = record.get("test", {}).get(measure.name)
-        if score is None:
-            score = record.get("clients", {}).get("macro")
-        if score is not None:
-            self._score = f"{measure.called} {measure.text(score)} (round {record['round']})"
+        self._score = score_of(record) or self._score
         t = record["round"]
+        self._clock.at((self._run - 1 + t / self._rounds) / self._runs)
         if self._bar is not None:
-            self._bar.update(self._task, completed=t, score=self._score)
+            left = self._clock.left()
+            self._bar.update(self._task, completed=t, score=self._score, left=left)
         elif self._runs == 1 and (t - self._said >= self._rounds / 10 or t == self._rounds):
             self._said = t
             seconds = time.perf_counter() - self._started
             score = self._score or f"training loss {_number(record['train_loss'])}"
-            print(f"round {t}/{self._rounds}  {score}  {seconds:.1f} s", file=sys.stderr)
+            left = f", {self._clock.left()}" if t < self._rounds else ""
+            print(f"round {t}/{self._rounds}  {score}  {seconds:.1f} s{left}", file=sys.stderr)
 
     def end(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-        elif self._runs > 1:
+        if self._runs > 1:
             seconds = time.perf_counter() - self._started
-            print(f"{self._name}  {self._score}  {seconds:.1f} s", file=sys.stderr)
+            self._clock.at(self._run / self._runs)
+            left = f", {self._clock.left()}" if self._run < self._runs else ""
+            words = f"{self._name:<30}  {self._score}  {seconds:.1f} s{left}"
+            print(words, file=sys.stderr, flush=True)
 
     @property
     def _name(self) -> str:
         return f"{self._run}/{self._runs} {self._label}" if self._runs > 1 else self._label
+
+
+class Clock:
+    """How long it takes until all is done, judged by how long it took until now.
+
+    >>> clock = Clock(now=iter([0.0, 30.0]).__next__)
+    >>> clock.begin(0.5); clock.at(0.75); clock.left()
+    'about 30 s left'
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._began: tuple[float, float] | None = None  # when, with what share done
+        self._left: float | None = None
+
+    def begin(self, share: float) -> None:
+        """Start counting, unless that has happened."""
+        if self._began is None:
+            self._began = self._now(), share
+
+    def at(self, share: float) -> None:
+        assert self._began is not None
+        started, first = self._began
+        done = share - first
+        self._left = (self._now() - started) * (1 - share) / done if done > 0 else None
+
+    def left(self) -> str:
+        if self._left is None:
+            return ""
+        seconds = round(self._left)
+        if seconds < 100:
+            return f"about {seconds} s left"
+        minutes = round(seconds / 60)
+        return (
+            f"about {minutes} min left" if minutes < 100 else f"about {seconds / 3600:.1f} h left"
+        )
+
+
+def score_of(record: Mapping[str, Any]) -> str:
+    """The score in a round's record, in words; empty where it was not scored."""
+    measure = kind(record.get("task", "classification")).measures[0]
+    score = record.get("test", {}).get(measure.name)
+    if score is None:
+        score = record.get("clients", {}).get("macro")
+    if score is None:
+        return ""
+    return f"{measure.called} {measure.text(score)} (round {record['round']})"
 
 
 @contextmanager
@@ -178,7 +235,7 @@ def amount(value: float, unit: str = "B") -> str:
 
 def print_result(result: Result, details: bool = False) -> None:
     done, config = result.summary, result.config
-    options = "".join(f", {k}={v}" for k, v in config["params"].items())
+    options = "".join(f", {k}={v}" for k, v in result.options.items())
     out.print(
         f"{config['method']}{options}: {config['data']}, {config['clients']} clients, "
         f"{config['partition']}, model {config['model']}, seed {config['seed']}"
@@ -379,8 +436,10 @@ class StudyProgress:
         self._bar: Bar | None = None
         self._task = TaskID(0)
         self._finished = -1
+        self._clock = Clock()
 
     def __enter__(self) -> StudyProgress:
+        clear()
         if err.is_terminal:
             self._bar = Bar(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
@@ -394,13 +453,21 @@ class StudyProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, names: str, done: int, rounds: int, finished: int, jobs: int) -> None:
+    def __call__(self, names: str, done: int, rounds: int, finished: int, jobs: int,
+                 ended: Mapping[str, Mapping[str, Any]]) -> None:  # fmt: skip
+        """`ended`: the runs that have ended since the last call, each with its last record."""
+        share = done / max(rounds, 1)
+        self._clock.begin(share)
+        self._clock.at(share)
+        for name, record in ended.items():
+            err.print(f"{name:<40}  {score_of(record)}", soft_wrap=True)
         if self._bar is not None:
             self._bar.update(
                 self._task, completed=done, total=rounds, description=f"{finished}/{jobs} {names}"
             )
         elif finished > self._finished:
-            err.print(f"{finished} of {jobs} runs finished, {done} of {rounds} rounds")
+            left = f", {self._clock.left()}" if done < rounds and self._clock.left() else ""
+            err.print(f"{finished} of {jobs} runs finished, {done} of {rounds} rounds{left}")
         self._finished = finished
 
 
