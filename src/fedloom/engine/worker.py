@@ -92,7 +92,9 @@ class Worker:
         s, rule = self.setting, task.rule
         started = time.perf_counter()
         model = row[: s.layout.size]
-        selection = task.select.choose(self._ask(task.select, task.round, client, model, last))
+        selection = None
+        if type(task.select) is not Whole:
+            selection = task.select.choose(self._ask(task.select, task.round, client, model, last))
         if selection is not None and not (selection.index.diff() > 0).all():
             raise FedloomError(
                 f"{type(task.select).__name__} chose columns that do not ascend. Sort the index of "
@@ -151,9 +153,8 @@ class Worker:
         s, rule = self.setting, task.rule.at(task.round)
         resident = self.resident(job.selection)
         resident.load(job.start)
-        resident.module.train()
         _seed_torch(torch_seed(s.seed, "torch", task.round, job.client), s.device)
-        me = self.context(task, job, rule, resident.weights.clone())
+        me = self.context(task, job, rule)
         memory = self.optimiser_memory(task, [job], resident.weights.unsqueeze(0))
         memory = {name: value[0] for name, value in memory.items()}
         if resident.native is not None and job.steps and whole_steps(rule):
@@ -215,6 +216,7 @@ class Worker:
     ) -> tuple[float, int, float]:
         """The same, through autograd."""
         s, optimiser = self.setting, task.optimiser
+        resident.module.train()
         native = resident.native
         update = None if native is None else update_of(optimiser, memory)
         loss_sum = torch.zeros((), device=s.device)
@@ -244,12 +246,13 @@ class Worker:
                 seen += size
         return float(loss_sum), seen, data_seconds
 
-    def context(self, task: Task, job: Job, rule: LocalRule, start: Tensor) -> Context:
+    def context(self, task: Task, job: Job, rule: LocalRule) -> Context:
         device = self.setting.device
         values = {name: value.to(device) for name, value in job.values.items()}
+        row = job.start.to(device)
         return Context(
-            start=start,
-            row=job.start.to(device),
+            start=row[: self.resident(job.selection).layout.trainable],
+            row=row,
             lr=task.optimiser.lr,
             steps=len(job.steps),
             told=Declared({n: values[n] for n in rule.told}, type(rule).__name__, "told"),
@@ -311,8 +314,7 @@ class Worker:
         resident.load(job.start)
         resident.at(None)
         resident.module.train()
-        start = resident.weights.clone()
-        me = self.context(task, job, rule, start)
+        me = self.context(task, job, rule)
         indices = {p: self._indices(job.client, task.data.get(p, p)) for p in rule.parts}
         most = max(len(some) for some in indices.values())
         cuts = max(-(-most // LOOKED_AT_ONCE), 1)
