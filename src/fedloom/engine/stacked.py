@@ -209,8 +209,7 @@ class Stacked(OneProcess):
     def _finished(self, order: Order, job: Job, rule: LocalRule, row: Tensor, grad: Tensor) -> Back:
         if type(rule).finish is LocalRule.finish:
             return Back(row)
-        start = job.start[: len(grad)].to(row.device)
-        me = self._worker.context(order, job, rule, start)
+        me = self._worker.context(order, job, rule)
         me = replace(me, logits=partial(self._worker.answers, job.selection, row))
         with torch.no_grad():
             return rule.finish(me, row, grad)
@@ -219,7 +218,7 @@ class Stacked(OneProcess):
         self, order: Order, rule: LocalRule, jobs: list[Job], starts: Tensor, moved: int
     ) -> Context:
         """The contexts of all, as one with a first axis of clients."""
-        first = self._worker.context(order, jobs[0], rule, starts[0, :moved])
+        first = self._worker.context(order, jobs[0], rule)
         values = {
             name: torch.stack([job.values[name] for job in jobs]).to(starts.device)
             for name in (*rule.told, *rule.keeps)

@@ -93,7 +93,11 @@ class Worker:
         s, rule = self.setting, order.rule
         started = time.perf_counter()
         model = row[: s.layout.size]
-        selection = order.select.choose(self._ask(order.select, order.round, client, model, last))
+        selection = None
+        if type(order.select) is not Whole:
+            selection = order.select.choose(
+                self._ask(order.select, order.round, client, model, last)
+            )
         if selection is not None and not (selection.index.diff() > 0).all():
             raise FedloomError(
                 f"{type(order.select).__name__} chose columns that do not ascend. Sort the index "
@@ -152,9 +156,8 @@ class Worker:
         s, rule = self.setting, order.rule.at(order.round)
         resident = self.resident(job.selection)
         resident.load(job.start)
-        resident.module.train()
         _seed_torch(torch_seed(s.seed, "torch", order.round, job.client), s.device)
-        me = self.context(order, job, rule, resident.weights.clone())
+        me = self.context(order, job, rule)
         memory = self.optimiser_memory(order, [job], resident.weights.unsqueeze(0))
         memory = {name: value[0] for name, value in memory.items()}
         if resident.native is not None and job.steps and whole_steps(rule, s.task):
@@ -218,6 +221,7 @@ class Worker:
     ) -> tuple[float, int, float]:
         """The same, through autograd."""
         s, optimiser = self.setting, order.optimiser
+        resident.module.train()
         native = resident.native
         update = None if native is None else update_of(optimiser, memory)
         loss_sum = torch.zeros((), device=s.device)
@@ -247,12 +251,13 @@ class Worker:
                 seen += size
         return float(loss_sum), seen, data_seconds
 
-    def context(self, order: Order, job: Job, rule: LocalRule, start: Tensor) -> Context:
+    def context(self, order: Order, job: Job, rule: LocalRule) -> Context:
         device = self.setting.device
         values = {name: value.to(device) for name, value in job.values.items()}
+        row = job.start.to(device)
         return Context(
-            start=start,
-            row=job.start.to(device),
+            start=row[: self.resident(job.selection).layout.trainable],
+            row=row,
             lr=order.optimiser.lr,
             steps=len(job.steps),
             told=Declared({n: values[n] for n in rule.told}, type(rule).__name__, "told"),
@@ -314,8 +319,7 @@ class Worker:
         resident.load(job.start)
         resident.at(None)
         resident.module.train()
-        start = resident.weights.clone()
-        me = self.context(order, job, rule, start)
+        me = self.context(order, job, rule)
         indices = {p: self._indices(job.client, order.data.get(p, p)) for p in rule.parts}
         most = max(len(some) for some in indices.values())
         cuts = max(-(-most // LOOKED_AT_ONCE), 1)
