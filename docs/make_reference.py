@@ -265,7 +265,7 @@ def commands(command: Any, name: str) -> Iterator[str]:
         [name, *(usage_of(a) if a.required else f"[{usage_of(a)}]" for a in arguments), "[OPTIONS]"]
     )
     yield f"## {name}\n\n    {usage}\n"
-    yield textwrap.fill(" ".join((command.help or "").split()), 100) + "\n"
+    yield textwrap.fill(plain(command.help or ""), 100) + "\n"
     rows = [(f"`{usage_of(a)}`", "", plain(getattr(a, "help", "") or "")) for a in arguments]
     rows += [(f"`{words(o)}`", shown_default(o), plain(o.help or "")) for o in options]
     if rows:

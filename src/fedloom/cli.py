@@ -661,14 +661,14 @@ def watch(
         typer.Option("--host", help="Address to listen on; any but the loopback needs --token."),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free one.")
     ] = 8765,
     token: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
             "--token",
             metavar="TEXT",
-            help="Let in only those who have this token; `new` makes one up.",
+            help="Require this token; `new` generates one.",
             show_default=False,
         ),
     ] = None,
@@ -680,9 +680,9 @@ def watch(
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    """Show runs on a local web page while they go on: progress, curves, clients, log; compare any
-    of them, play a moving network, stop a run cleanly, open its report. Ctrl-C ends it, not the
-    runs. Needs the extra: pip install 'fedloom[watch]'."""
+    r"""Follow runs live on a local web page: progress, curves, clients, log; compare any of them,
+    replay a moving network, stop a run cleanly, open its report. Ctrl-C stops the page, not the
+    runs. Needs the extra: pip install 'fedloom\[watch]'."""
     import secrets
 
     try:
@@ -719,7 +719,7 @@ def watch(
 
 @app.command()
 def doctor() -> None:
-    """Say what is installed and whether it works: versions, extras, devices, compiler and kernels,
+    """Check the installation: versions, extras, devices, compiler and kernels,
     data, free disk, and a federated run of a few seconds. Exits with 1 if something is wrong."""
     from fedloom.doctor import examine
     from fedloom.report.terminal import print_finding

@@ -84,8 +84,8 @@ class Config(Options):
     )
     loss: str | None = Field(
         None,
-        description="a loss of your own in place of the task's: FILE.py:FUNCTION of outputs and "
-        "labels, or a function in Python; none: the task's",
+        description="your own loss instead of the task's: FILE.py:FUNCTION of outputs and labels, "
+        "or a function in Python; none: the task's",
     )
     clients: int = Field(
         50,
