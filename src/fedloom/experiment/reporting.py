@@ -31,6 +31,7 @@ _SURE = 0.05  # p-value below which a lead is called one
 _AXES = {"round": "round", "MB": "MB sent and received", "s": "seconds of computing"}
 _MOST_SKIPPED = 50  # rows of a table of messages left out
 _MOST_LINES = 32  # curves that can be told apart
+_MOST_DRAWN = 3  # networks, and methods that swap, that have a picture
 _MOST_FILM, _MOST_NODES = 200, 1000  # rounds and nodes of a film strip
 _LARGEST = 1_500_000  # bytes of a drawing that is kept as lines
 
@@ -333,14 +334,15 @@ def _drawings(results: Mapping[str, Sequence[Result]]) -> dict[str, Picture]:
     networks: set[str] = set()
     for name, (run, *_) in results.items():
         whose = f", {name}, seed {run.config['seed']}" if len(results) > 1 else ""
-        if len(run.swaps):
+        if len(run.swaps) and sum("swaps" in title for title in out) < _MOST_DRAWN:
             table = run.swaps
             out[f"Similarity and swaps{whose}"] = drawn(
                 run.plot_swaps(), list(table.columns), table.to_numpy().tolist()
             )
         where = str([run.config.get(k) for k in ("topology", "faults", "clients", "seed")])
         chooses = "dominating" in run.rounds
-        if "contacts" in run.rounds and (chooses or where not in networks):
+        shown = sum("network" in title for title in out) >= _MOST_DRAWN
+        if "contacts" in run.rounds and not shown and (chooses or where not in networks):
             networks.add(where)
             picture = _network(run)
             out |= {} if picture is None else {f"The network{whose}": picture}
