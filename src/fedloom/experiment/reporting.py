@@ -31,7 +31,7 @@ _SURE = 0.05  # p-value below which a lead is called one
 _AXES = {"round": "round", "MB": "MB sent and received", "s": "seconds of computing"}
 _MOST_SKIPPED = 50  # rows of a table of messages left out
 _MOST_LINES = 32  # curves that can be told apart
-_MOST_DRAWN = 3  # networks, and methods that swap, that have a picture
+_MOST_DRAWN = 2  # networks, and methods that swap, that have a picture
 _MOST_FILM, _MOST_NODES = 200, 1000  # rounds and nodes of a film strip
 _LARGEST = 1_500_000  # bytes of a drawing that is kept as lines
 
@@ -375,16 +375,26 @@ def _network(run: Result) -> Picture | None:
                  list(table.columns), table.to_numpy().tolist())  # fmt: skip
 
 
-def drawn(figure: Figure, heads: Sequence[str] = (), rows: Sequence[Sequence[Any]] = ()) -> Picture:
-    """A figure for a page: lines where they are not too many, else pixels."""
+def drawn(
+    figure: Figure,
+    heads: Sequence[str] = (),
+    rows: Sequence[Sequence[Any]] = (),
+    *,
+    lines: bytes | None = None,
+) -> Picture:
+    """A figure for a page: as lines (`lines`, if they are drawn already) where they are not too
+    many, else as pixels."""
     import io
 
-    for kind in ("svg", "png"):
+    def saved(kind: str) -> bytes:
         file = io.BytesIO()
         figure.savefig(file, format=kind, dpi=110)
-        if kind == "png" or len(file.getvalue()) <= _LARGEST:
-            break
-    return Picture(file.getvalue(), kind, figure, heads, rows)
+        return file.getvalue()
+
+    lines = lines or saved("svg")
+    if len(lines) <= _LARGEST:
+        return Picture(lines, "svg", figure, heads, rows)
+    return Picture(saved("png"), "png", figure, heads, rows)
 
 
 def _manifests(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
