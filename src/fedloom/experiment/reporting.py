@@ -89,7 +89,7 @@ def comparison_page(comparison: Comparison) -> Page:
         comparison.results,
     )
     page.table = _compared(comparison)
-    page.remarks = comparison.remarks()
+    page.remarks = [*comparison.remarks(), *_marks(comparison)]
     page.by_method = comparison.remarks_by_method()
     if comparison.diverged:
         lost = [(method, why) for method, why in comparison.diverged.items()]
@@ -117,7 +117,7 @@ def study_page(
             comparison = Comparison(dict(results), runs[0].path.parent)
             page.headline = f"{headline(comparison)} {count}"
             page.table = _compared(comparison)
-            page.remarks = comparison.remarks()
+            page.remarks = [*comparison.remarks(), *_marks(comparison)]
     page.tables = {**grids, **page.tables}
     page.pictures = {**pictures, **page.pictures}
     page.commands = [study.command(ask)]
@@ -422,6 +422,16 @@ def _compared(comparison: Comparison) -> Grid:
             cells.append(Cell(text, several and method == first, several and method in ties))
         out.append([*cells, *row[1 + len(comparison.columns) :]])
     return Grid(heads, out, marked=True)
+
+
+def _marks(comparison: Comparison) -> list[str]:
+    """What the table's marks say."""
+    if len(comparison.results) < 2:
+        return []
+    if len(next(iter(comparison.results.values()))) < 2:
+        return ["The best of a column is bold."]
+    return [f"The best of a column is bold; ≈: a paired t-test over seeds does not tell it apart "
+            f"from the best (p ≥ {_SURE:g})."]  # fmt: skip
 
 
 def _command(comparison: Comparison) -> str:
