@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs site bench mutants sanitise clean
+.PHONY: demo test test-browser lint docs site bench mutants sanitise clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt src/fedloom/native/kernels.cpp
@@ -20,6 +20,12 @@ demo: $(STAMP)  ## compare a method of each family on the bundled digits; report
 
 test: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+
+test-browser: $(STAMP)  ## reports and the live page in Chromium
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+		echo "There is no Chromium here. Debian: apt install chromium; Fedora: dnf install chromium;"; \
+		echo "macOS: brew install --cask chromium, and put it in the PATH as chromium."; exit 1; }
+	$(BIN)/python -m pytest tests/test_browser.py
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .

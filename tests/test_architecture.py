@@ -31,8 +31,11 @@ FORBIDDEN = {
     "round": {"methods", "experiment", "report", "cli"},
     "engine": {"round", "mix", "method", "methods", "experiment", "report", "cli"},
     "metrics": {"data", "local", "mix", "methods", "engine", "experiment", "report", "cli"},
-    "experiment": {"cli"},
-    "report": {"engine", "local", "mix", "methods", "cli", "models"},
+    "experiment": {"cli", "watch", "doctor"},
+    "report": {"engine", "local", "mix", "methods", "cli", "models", "watch"},
+    "watch": {"data", "models", "local", "mix", "select", "method", "methods", "round", "engine",
+              "metrics", "native", "studies", "cli"},
+    "names": {"*"},
 }  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def test_what_a_run_leaves_behind(quick):
     result = quick(rounds=4, eval_every=3)
     names = sorted(p.relative_to(result.path).as_posix() for p in result.path.rglob("*"))
     assert names == [
-        ".lock", "checkpoints", "checkpoints/round-000003.safetensors",
+        ".lock", "about.json", "checkpoints", "checkpoints/round-000003.safetensors",
         "checkpoints/round-000004.safetensors", "clients",
         "clients.parquet", "config.yaml", "manifest.yaml", "rounds.jsonl",
     ]  # fmt: skip

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import fedloom
 
@@ -28,10 +28,11 @@ EXTRAS = {
     "watch": (("starlette", "uvicorn"), "fedloom watch"),
 }
 _LITTLE = 1e9  # bytes of free disk that deserve a remark; a tenth of it is too little
-_SELF_TEST = {
+_SELF_TEST: dict[str, Any] = {
     "data": "digits", "clients": 10, "partition": "dirichlet:1.0", "participation": 1.0,
     "rounds": 8, "eval_every": 8, "lr": 0.1, "model_options": {"hidden": [32]}, "seed": 0,
 }  # fmt: skip
+_BY_TORCH = {"engine": "serial", "kernels": "torch"}
 _USUAL, _LEAST = 0.82, 0.75  # accuracy of the self-test
 _NEAR = 0.02  # how far two ways to compute it may be apart
 
@@ -63,7 +64,8 @@ def _versions() -> Iterator[Finding]:
     yield Finding("fedloom", f"{fedloom.__version__} in {Path(fedloom.__file__).parent}")
     old = sys.version_info < (3, 11)
     yield Finding("python", f"{platform.python_version()}, {system}", "wrong" if old else "ok")
-    found, lost = [], []
+    found: list[str] = []
+    lost: list[str] = []
     try:
         asked = importlib.metadata.requires("fedloom") or []
     except importlib.metadata.PackageNotFoundError:
@@ -175,7 +177,8 @@ def _self_test() -> Iterator[Finding]:
     scores, path = {}, ""
     with tempfile.TemporaryDirectory(prefix="fedloom-doctor-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, how in (("auto", {}), ("torch", {"engine": "serial", "kernels": "torch"})):
+        ways: dict[str, dict[str, Any]] = {"auto": {}, "torch": _BY_TORCH}
+        for name, how in ways.items():
             with contextlib.redirect_stdout(io.StringIO()):
                 done = fedloom.run("fedavg", out=Path(folder) / name, **_SELF_TEST, **how)
             if len(done.records) != _SELF_TEST["rounds"] or not done.store.has_checkpoint():
@@ -187,9 +190,8 @@ def _self_test() -> Iterator[Finding]:
     got, other = scores["auto"], scores["torch"]
     if got < _LEAST or abs(got - other) > _NEAR:
         says = f"{100 * got:.1f} % on digits ({path}), {100 * other:.1f} % by torch alone; "
-        yield Finding(
-            "self-test", f"{says}expected about {100 * _USUAL:.0f} % from both ({took})", "wrong"
-        )
+        says += f"expected about {100 * _USUAL:.0f} % from both ({took})"
+        yield Finding("self-test", says, "wrong")
         return
     says = f"10 clients, 8 rounds of FedAvg on digits: {100 * got:.1f} % ({path}), {took}"
     yield Finding("self-test", says)

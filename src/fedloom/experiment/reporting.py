@@ -31,6 +31,7 @@ _SURE = 0.05  # p-value below which a lead is called one
 _AXES = {"round": "round", "MB": "MB sent and received", "s": "seconds of computing"}
 _MOST_SKIPPED = 50  # rows of a table of messages left out
 _MOST_LINES = 32  # curves that can be told apart
+_MOST_DRAWN = 2  # networks, and methods that swap, that have a picture
 _MOST_FILM, _MOST_NODES = 200, 1000  # rounds and nodes of a film strip
 _LARGEST = 1_500_000  # bytes of a drawing that is kept as lines
 
@@ -88,7 +89,7 @@ def comparison_page(comparison: Comparison) -> Page:
         comparison.results,
     )
     page.table = _compared(comparison)
-    page.remarks = comparison.remarks()
+    page.remarks = [*comparison.remarks(), *_marks(comparison)]
     page.by_method = comparison.remarks_by_method()
     if comparison.diverged:
         lost = [(method, why) for method, why in comparison.diverged.items()]
@@ -116,7 +117,7 @@ def study_page(
             comparison = Comparison(dict(results), runs[0].path.parent)
             page.headline = f"{headline(comparison)} {count}"
             page.table = _compared(comparison)
-            page.remarks = comparison.remarks()
+            page.remarks = [*comparison.remarks(), *_marks(comparison)]
     page.tables = {**grids, **page.tables}
     page.pictures = {**pictures, **page.pictures}
     page.commands = [study.command(ask)]
@@ -333,14 +334,15 @@ def _drawings(results: Mapping[str, Sequence[Result]]) -> dict[str, Picture]:
     networks: set[str] = set()
     for name, (run, *_) in results.items():
         whose = f", {name}, seed {run.config['seed']}" if len(results) > 1 else ""
-        if len(run.swaps):
+        if len(run.swaps) and sum("swaps" in title for title in out) < _MOST_DRAWN:
             table = run.swaps
             out[f"Similarity and swaps{whose}"] = drawn(
                 run.plot_swaps(), list(table.columns), table.to_numpy().tolist()
             )
         where = str([run.config.get(k) for k in ("topology", "faults", "clients", "seed")])
         chooses = "dominating" in run.rounds
-        if "contacts" in run.rounds and (chooses or where not in networks):
+        shown = sum("network" in title for title in out) >= _MOST_DRAWN
+        if "contacts" in run.rounds and not shown and (chooses or where not in networks):
             networks.add(where)
             picture = _network(run)
             out |= {} if picture is None else {f"The network{whose}": picture}
@@ -373,16 +375,26 @@ def _network(run: Result) -> Picture | None:
                  list(table.columns), table.to_numpy().tolist())  # fmt: skip
 
 
-def drawn(figure: Figure, heads: Sequence[str] = (), rows: Sequence[Sequence[Any]] = ()) -> Picture:
-    """A figure for a page: lines where they are not too many, else pixels."""
+def drawn(
+    figure: Figure,
+    heads: Sequence[str] = (),
+    rows: Sequence[Sequence[Any]] = (),
+    *,
+    lines: bytes | None = None,
+) -> Picture:
+    """A figure for a page: as lines (`lines`, if they are drawn already) where they are not too
+    many, else as pixels."""
     import io
 
-    for kind in ("svg", "png"):
+    def saved(kind: str) -> bytes:
         file = io.BytesIO()
         figure.savefig(file, format=kind, dpi=110)
-        if kind == "png" or len(file.getvalue()) <= _LARGEST:
-            break
-    return Picture(file.getvalue(), kind, figure, heads, rows)
+        return file.getvalue()
+
+    lines = lines or saved("svg")
+    if len(lines) <= _LARGEST:
+        return Picture(lines, "svg", figure, heads, rows)
+    return Picture(saved("png"), "png", figure, heads, rows)
 
 
 def _manifests(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
@@ -410,6 +422,16 @@ def _compared(comparison: Comparison) -> Grid:
             cells.append(Cell(text, several and method == first, several and method in ties))
         out.append([*cells, *row[1 + len(comparison.columns) :]])
     return Grid(heads, out, marked=True)
+
+
+def _marks(comparison: Comparison) -> list[str]:
+    """What the table's marks say."""
+    if len(comparison.results) < 2:
+        return []
+    if len(next(iter(comparison.results.values()))) < 2:
+        return ["The best of a column is bold."]
+    return [f"The best of a column is bold; ≈: a paired t-test over seeds does not tell it apart "
+            f"from the best (p ≥ {_SURE:g})."]  # fmt: skip
 
 
 def _command(comparison: Comparison) -> str:

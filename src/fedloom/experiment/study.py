@@ -356,7 +356,10 @@ def write_report(
         table = picture.table() if isinstance(picture, Picture) else pd.DataFrame()
         if len(table):
             table.to_csv(out / f"{picture.name}.csv", index=False)
-        shown[picture.title] = drawn(figure, list(table.columns), table.to_numpy().tolist())
+        lines = (out / f"{picture.name}.svg").read_bytes()
+        shown[picture.title] = drawn(
+            figure, list(table.columns), table.to_numpy().tolist(), lines=lines
+        )
         text += f"\n\n![{picture.title}]({picture.name}.png)"
     (out / "tables.md").write_text(text + "\n", encoding="utf-8")
     for name, content in study.files(ask, results).items():

@@ -15,6 +15,7 @@ import hmac
 import ipaddress
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -158,8 +159,12 @@ class Watch:
         self.follower.look()
         self._looker.start()
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Let event streams end, so that the server can."""
         self._stop.set()
+
+    def close(self) -> None:
+        self.end()
         self._looker.join(timeout=5)
         self._scratch.cleanup()
 
@@ -380,6 +385,7 @@ def serve(
     server = _Server(config, watch)
     shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
     shown = f"[{shown}]" if ":" in shown else shown
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # such that reports are cleaned up
     watch.start()
     ready(f"http://{shown}:{number}/" + (f"?token={token}" if token else ""))
     try:
@@ -399,7 +405,7 @@ class _Server(uvicorn.Server):
         self._watch = watch
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        self._watch._stop.set()
+        self._watch.end()
         super().handle_exit(sig, frame)
 
 

@@ -71,5 +71,7 @@
     clearTimeout(wait);
     wait = setTimeout(redraw, 150);
   });
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  ["(prefers-color-scheme: dark)", "print"].forEach(function (media) { // other colours, other room
+    window.matchMedia(media).addEventListener("change", redraw);
+  });
 })();
