@@ -19,10 +19,12 @@ _HOMES = {
     "run": "fedloom.experiment.api",
     "compare": "fedloom.experiment.comparing",
     "load": "fedloom.experiment.api",
+    "sweep": "fedloom.experiment.swept",
     "trust": "fedloom.experiment.plugins",
     "Config": "fedloom.experiment.settings",
     "Result": "fedloom.experiment.result",
     "Comparison": "fedloom.experiment.compare",
+    "Swept": "fedloom.experiment.swept",
     "FedloomError": "fedloom.errors",
     "Method": "fedloom.method",
     "MethodOptions": "fedloom.methods.registry",
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.plugins import trust
     from fedloom.experiment.result import Result
     from fedloom.experiment.settings import Config
+    from fedloom.experiment.swept import Swept, sweep
     from fedloom.layout import Layout
     from fedloom.method import Method
     from fedloom.methods.registry import MethodOptions, register
@@ -50,11 +53,13 @@ __all__ = [
     "Method",
     "MethodOptions",
     "Result",
+    "Swept",
     "__version__",
     "compare",
     "load",
     "register",
     "run",
+    "sweep",
     "trust",
 ]
 

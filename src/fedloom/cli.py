@@ -424,20 +424,15 @@ def _sweep(
     methods: list[str], words: list[str], settings: dict[str, Any], seeds: int, out: Path | None,
     resume: bool,
 ) -> None:  # fmt: skip
-    from fedloom.engine.choose import cores
-    from fedloom.experiment.api import numbered
-    from fedloom.experiment.study import Ask, run_study, write_report
     from fedloom.experiment.sweep import Axis, Sweep
+    from fedloom.experiment.swept import run_sweep
     from fedloom.report.terminal import StudyProgress, print_tables
 
     chosen = Sweep(methods, [Axis.parse(text) for text in words], settings)
-    taken, free = numbered(Path("runs") / "sweep")
-    folder = out or (taken[-1] if resume and taken else free)
-    ask = Ask("", "", seeds=seeds)
     with StudyProgress() as progress:
-        results = run_study(chosen, ask, folder, cores(), progress)
-    print_tables(write_report(chosen, ask, results, folder))
-    print(f"Tables and figures: {folder}, report: {folder / 'report.html'}")
+        found = run_sweep(chosen, seeds, out, 0, progress, resume)
+    print_tables(found.tables)
+    print(f"Tables and figures: {found.path}, report: {found.path / 'report.html'}")
 
 
 @app.command()
@@ -561,10 +556,27 @@ def show(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Directory of a run or a comparison, or several runs to compare."
+            metavar="RUN...",
+            help="Directory of a run, a comparison or a sweep, or several runs to compare.",
         ),
     ],
     plot: Plot = None,
+    width: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--width",
+            metavar="INCHES",
+            help="Of the picture: 3.3 is a column of a paper.",
+            show_default=False,
+        ),
+    ] = None,
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Print the table for a paper, and nothing else.")
+    ] = False,
+    csv: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--csv", metavar="FILE.csv", help="Save the table with all digits."),
+    ] = None,
     swaps: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
@@ -575,26 +587,41 @@ def show(
         ),
     ] = None,
 ) -> None:
-    """Print a run's settings, scores and cost, or a comparison's table."""
+    """Print what a run did: settings, scores and cost; or the table of a comparison or sweep."""
+    from fedloom.experiment.api import load
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
-    from fedloom.report.terminal import print_comparison, print_result
+    from fedloom.experiment.study import is_study, reopen
+    from fedloom.experiment.sweep import Sweep
+    from fedloom.experiment.swept import Swept
+    from fedloom.report.terminal import print_comparison, print_result, print_tables
 
-    if len(paths) > 1 or Comparison.is_in(paths[0]):
-        if swaps:
-            raise FedloomError("--swaps is a picture of one run: name a single run.")
-        together = Comparison.of(paths) if len(paths) > 1 else Comparison.load(paths[0])
-        if plot:
-            together.plot(plot)
-        print_comparison(together)
-        _print_pictures(plot)
+    if width is not None and plot is None:
+        raise FedloomError("--width is that of a picture: say which, --plot FILE.pdf.")
+    if len(paths) == 1 and is_study(paths[0]) and not isinstance(reopen(paths[0])[0], Sweep):
+        if plot or csv or latex:
+            raise FedloomError(f"The pictures and tables of a study are in '{paths[0]}' already.")
+        known, ask, results = reopen(paths[0])
+        print_tables(known.tables(ask, results))
         return
-    result = Result(paths[0])
+    found = Comparison.of(paths) if len(paths) > 1 else load(paths[0])
+    if swaps and not isinstance(found, Result):
+        raise FedloomError("--swaps is a picture of one run: name a single run.")
     if plot:
-        result.plot(plot)
-    if swaps:
-        result.plot_swaps(swaps)
-    print_result(result, details=True)
+        found.plot(file=plot, width=width)
+    if csv:
+        found.to_csv(csv)
+    if latex:
+        print(found.latex())
+        return
+    if isinstance(found, Result):
+        if swaps:
+            found.plot_swaps(swaps)
+        print_result(found, details=True)
+    elif isinstance(found, Swept):
+        print_tables(found.tables)
+    else:
+        print_comparison(found)
     _print_pictures(plot, swaps)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from fedloom.options import quoted
 if TYPE_CHECKING:
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
+    from fedloom.experiment.swept import Swept
 
 _MOST_CLIENTS = 10**9
 
@@ -52,6 +54,7 @@ def run(
     fork: str | Path | None = None,
     watchers: Iterable[Watcher] = (),
     lenient: bool = False,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Result:
     """Run one federated experiment and return its result.
@@ -66,8 +69,10 @@ def run(
     `"DIRECTORY@ROUND"`) starts a new run from the checkpoint of another, with its settings and
     those given. `init` is what weights start from: a state_dict, a module, a run or a file; `loss`
     is minimised in place of the task's: a function of outputs and labels that returns the mean.
-    `lenient` lets a method pass over settings that its definition fixes.
+    `lenient` lets a method pass over settings that its definition fixes. `watchers` are told of
+    every round; `progress` shows a bar: unless given, in notebooks.
     """
+    watchers = [*watchers, *showing(progress)]
     check_flags(out, resume, overwrite)
     for given in (method, model, settings.get("loss")):
         if isinstance(given, str | Path):
@@ -106,17 +111,33 @@ def run(
     return _opened(store)
 
 
+def showing(progress: bool | None, runs: int = 1) -> list[Watcher]:
+    """A bar for so many runs, where one is wanted: in a notebook, or on a terminal."""
+    if not (progress or (progress is None and "IPython" in sys.modules)):
+        return []
+    from fedloom.report import notebook  # with rich, which training does without
+    from fedloom.report.terminal import Progress
+
+    if notebook.here():
+        return [notebook.NotebookProgress(runs)]
+    return [Progress(runs)] if progress else []
+
+
 def _opened(store: RunStore) -> Result:
     from fedloom.experiment.result import Result  # with pandas, which training does without
 
     return Result(store.path)
 
 
-def load(path: str | Path) -> Result | Comparison:
-    """A run or a comparison that is on disk already."""
+def load(path: str | Path) -> Result | Comparison | Swept:
+    """A run, a comparison or a sweep that is on disk already."""
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
+    from fedloom.experiment.study import is_study
+    from fedloom.experiment.swept import Swept
 
+    if is_study(Path(path)):
+        return Swept.load(path)
     return Comparison.load(path) if Comparison.is_in(path) else Result(path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,6 +21,7 @@ from fedloom.experiment.result import Result
 from fedloom.experiment.settings import RESUMABLE
 from fedloom.experiment.store import RunStore
 from fedloom.files import atomic_file, slug
+from fedloom.report.latex import escaped, framed, number
 from fedloom.tasks import Classification, Measure, kind
 
 if TYPE_CHECKING:
@@ -347,17 +347,15 @@ class Comparison:
         used = [n for n in columns if n in table and table[n].notna().any()]
         seeds = len(next(iter(self.results.values())))
         heads = [known[n].head for n in used]
-        lines = [r"\begin{tabular}{l" + "r" * len(used) + "}", r"\toprule",
-                 " & ".join(map(_escaped, ["method", *heads])) + r" \\", r"\midrule"]  # fmt: skip
+        rows = []
         best = {n: (table[n].min if known[n].lower else table[n].max)() for n in used}
         for method, row in table.iterrows():
-            cells = [_escaped(str(method))]
+            cells = [escaped(str(method))]
             for name in used:
-                text = known[name].text(row[name], row[f"{name}_std"], seeds)
-                text = text.replace("±", r"$\pm$").replace("–", "--")
+                text = number(known[name].text(row[name], row[f"{name}_std"], seeds))
                 cells.append(rf"\textbf{{{text}}}" if row[name] == best[name] else text)
-            lines.append(" & ".join(cells) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+            rows.append(cells)
+        return framed(["method", *heads], rows)
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
@@ -366,15 +364,13 @@ class Comparison:
 
         return html_table(Grid(*self.cells())) + f"<p>{' '.join(self.remarks())}</p>"
 
-    def plot(self, file: str | Path | None = None) -> Figure:
-        """Scores over rounds, mean and spread over seeds; saved if `file` is given."""
-        from fedloom.report.plots import plot_comparison, save
+    def plot(self, file: str | Path | None = None, width: float | None = None) -> Figure:
+        """Scores over rounds, mean and spread over seeds; saved if `file` is given, in a `width` of
+        so many inches."""
+        from fedloom.report.plots import finish, plot_comparison
 
         curves = {m: [r.evaluations for r in results] for m, results in self.results.items()}
-        figure = plot_comparison(curves, kind(self.task).measures[0])
-        if file is not None:
-            save(figure, Path(file))
-        return figure
+        return finish(plot_comparison(curves, kind(self.task).measures[0]), file, width)
 
     def report(self, file: str | Path | None = None, figures: str | Path | None = None) -> Path:
         """Write report.html into the comparison's folder (or `file`), and beside it the table and
@@ -477,7 +473,3 @@ def _chance(gains: np.ndarray) -> float:
     if error == 0:
         return 1.0 if gains[0] == 0 else 0.0
     return float(2 * t.sf(abs(gains.mean()) / error, len(gains) - 1))
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([&%$#_{}])", r"\\\1", text)

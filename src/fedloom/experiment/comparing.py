@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.engine import Diverged
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.api import check_flags, numbered, planned, run, settle
+from fedloom.experiment.api import check_flags, numbered, planned, run, settle, showing
 from fedloom.experiment.concern import idle
 from fedloom.experiment.config import agreed, merge, normal
 from fedloom.experiment.entry import Entry, MethodLike, named
@@ -64,6 +64,7 @@ def compare(
     overwrite: bool = False,
     extend: str | Path | None = None,
     watchers: Iterable[Watcher] = (),
+    progress: bool | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run several methods with the same settings.
@@ -74,7 +75,8 @@ def compare(
     same in all runs (data, clients, initial weights, participants) is in `same`, what a method's
     definition or its own settings change in `differences`, further remarks in `notes`. A method
     that diverges is left out and named in `diverged`; the others go on. `extend` adds methods to
-    the comparison in that directory, with its settings and seeds.
+    the comparison in that directory, with its settings and seeds. `watchers` are told of every
+    round of every run; `progress` shows a bar: unless given, in notebooks.
     """
     from fedloom.experiment.compare import Comparison, Record, run_name
 
@@ -126,6 +128,7 @@ def compare(
     else:
         record = before.record.with_more(record)
     results: dict[str, list[Result]] = {line.label: [] for line in lines}
+    watchers = [*watchers, *showing(progress, len(todo))]
     for line, number, path in todo:
         if line.label in record.diverged:
             continue
@@ -133,7 +136,7 @@ def compare(
         try:
             result = run(
                 line.entry.method, **line.settings, seed=number, out=path, resume=again,
-                overwrite=overwrite and not again, watchers=watchers, lenient=True,
+                overwrite=overwrite and not again, watchers=watchers, lenient=True, progress=False,
             )  # fmt: skip
         except Diverged as e:
             record.diverged[line.label] = f"{line.label} with seed {number}: {e}"

@@ -465,14 +465,27 @@ class Result:
         page = run_page(self)
         return f"<p>{page.headline}</p>" + (table(page.table) if page.table else "")
 
-    def plot(self, file: str | Path | None = None) -> Figure:
-        """Scores over rounds and the spread over clients; saved if `file` is given."""
-        from fedloom.report.plots import plot_run, save
+    def plot(self, file: str | Path | None = None, width: float | None = None) -> Figure:
+        """Scores over rounds and the spread over clients; saved if `file` is given, in a `width`
+        of so many inches."""
+        from fedloom.report.plots import finish, plot_run
 
         figure = plot_run(self.rounds, self.clients, self.path.name, self.measures[0])
-        if file is not None:
-            save(figure, Path(file))
-        return figure
+        return finish(figure, file, width)
+
+    def to_csv(self, file: str | Path) -> None:
+        """`rounds` as a file, with all digits."""
+        self.rounds.to_csv(file, index=False)
+
+    def latex(self) -> str:
+        """The last scores for a paper (with the package booktabs)."""
+        from fedloom.experiment.reporting import run_page
+        from fedloom.report.latex import escaped, framed
+
+        table = run_page(self).table
+        if table is None:
+            raise FedloomError("This run has not been scored yet, so there is no table of scores.")
+        return framed(table.heads, [[escaped(str(cell)) for cell in row] for row in table.rows])
 
 
 _COST = {

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ACCURACY = Measure("accuracy")
+_PANEL = 2.2  # inches, below which a panel is too narrow
 
 #: what is not an accuracy, and so not in %
 PLAIN = {
@@ -56,6 +57,44 @@ def save(figure: Figure, file: Path) -> None:
     FigureCanvasAgg(figure)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
+
+
+def finish(figure: Figure, file: str | Path | None, width: float | None = None) -> Figure:
+    """A figure in the asked width (inches), saved if there is a file to save it to."""
+    if width is not None:
+        fit(figure, width)
+    if file is not None:
+        save(figure, Path(file))
+    return figure
+
+
+def fit(figure: Figure, width: float) -> None:
+    """Make a figure as wide as a column: panels one below the other where they would be too narrow
+    side by side, and letters of the size that a caption has."""
+    if not 1 <= width <= 40:
+        raise FedloomError(f"width={width:g}: give inches, from 1 to 40 (a column has about 3.3).")
+    axes = figure.axes
+    across = max(1, min(len(axes), int(width / _PANEL)))
+    down = -(-len(axes) // across)
+    grid = figure.add_gridspec(down, across)
+    for i, axis in enumerate(axes):
+        axis.set_subplotspec(grid[i // across, i % across])
+        axis.title.set_fontsize(9)
+        if axis.get_shared_y_axes().joined(axis, axes[0]):
+            axis.yaxis.set_tick_params(labelleft=i % across == 0)
+        for text in (axis.xaxis.label, axis.yaxis.label, *axis.get_xticklabels(),
+                     *axis.get_yticklabels()):  # fmt: skip
+            text.set_fontsize(8)
+        axis.tick_params(labelsize=8)
+    rows = 0
+    for legend in figure.legends:
+        widest = max(len(text.get_text()) for text in legend.get_texts())
+        columns = max(1, min(len(legend.get_texts()), int(width / (0.5 + 0.07 * widest))))
+        legend.set_ncols(columns)
+        rows = -(-len(legend.get_texts()) // columns)
+        for text in legend.get_texts():
+            text.set_fontsize(8)
+    figure.set_size_inches(width, down * 0.7 * min(width / across, 4.2) + 0.2 * rows)
 
 
 def plot_run(
