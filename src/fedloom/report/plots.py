@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,10 +33,25 @@ PLAIN = {
 }
 
 
-def new_figure(width: float, height: float) -> Figure:
+@functools.cache
+def _shown() -> type[Figure]:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    class Shown(Figure):
+        """A figure that a notebook shows as it is, without pyplot or a magic word."""
+
+        def _repr_png_(self) -> bytes:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+            picture = io.BytesIO()
+            FigureCanvasAgg(self).print_png(picture)
+            return picture.getvalue()
+
+    return Shown
+
+
+def new_figure(width: float, height: float) -> Figure:
+    return _shown()(figsize=(width, height), layout="constrained")
 
 
 def check_picture(file: Path) -> None:
@@ -94,6 +111,8 @@ def fit(figure: Figure, width: float) -> None:
         rows = -(-len(legend.get_texts()) // columns)
         for text in legend.get_texts():
             text.set_fontsize(8)
+    if figure.get_suptitle():
+        figure.suptitle(figure.get_suptitle(), fontsize=10)
     figure.set_size_inches(width, down * 0.7 * min(width / across, 4.2) + 0.2 * rows)
 
 
