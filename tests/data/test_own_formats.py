@@ -266,6 +266,35 @@ def test_the_partitions_of_flwr_datasets_are_the_clients(learn):
     assert len(load(Flower()).x_test) == 20
 
 
+def test_partitions_that_flwr_datasets_itself_deals(learn):
+    datasets = pytest.importorskip("datasets")
+    dealt = pytest.importorskip("flwr_datasets.partitioner")
+    rng = np.random.default_rng(0)
+    who = [f"u{i % 3}" for i in range(90)]
+    held = {"a": rng.normal(size=90), "who": who, "label": rng.choice(["x", "y"], 90)}
+    by_user, evenly = dealt.NaturalIdPartitioner("who"), dealt.IidPartitioner(2)
+    for dealer in (by_user, evenly):
+        dealer.dataset = datasets.Dataset.from_dict(held)
+    run = learn(data=by_user, rounds=1)
+    assert (run.names, run.about["features"]) == (("u0", "u1", "u2"), ["a"])
+    assert learn(data=evenly, data_options={"user": "who"}, rounds=1).names == ("0", "1")
+
+
+def test_users_of_flwr_datasets_keep_their_names():
+    class ByUser(Flower):
+        partition_id_to_natural_id = {0: "ann", 1: "bob", 2: "eve"}  # noqa: RUF012
+
+        def load_partition(self, number):
+            part = super().load_partition(number)
+            part._columns["who"] = [self.partition_id_to_natural_id[number]] * 20
+            return part
+
+    found = load(ByUser())
+    assert set(found.columns) >= {"site"}
+    assert {str(s) for s in found.columns["site"]} >= {"ann", "bob", "eve"}
+    assert "who" not in found.columns
+
+
 def test_one_object_for_every_client(learn):
     x, y = images()
     run = learn(data={"rome": (x[:30], y[:30]), "oslo": (x[30:], y[30:])}, rounds=5)

@@ -152,12 +152,34 @@ def _flower(given: Any) -> Raw:
     count = int(dealer.num_partitions)
     more = (split,) if by_split is not None and len(by_split) > 1 else ()
     parts = [first, *(given.load_partition(i, *more) for i in range(1, count))]
-    sites = Raw.of_sites({str(i): raw(part) for i, part in enumerate(parts)})
+    named = getattr(dealer, "partition_id_to_natural_id", None) or {}
+    read = {named.get(i, str(i)): raw(part) for i, part in enumerate(parts)}
+    owners = _owners(read) if named else ()
+    sites = Raw.of_sites({str(name): _without(part, owners) for name, part in read.items()})
     test = _flower_test(given, split)
     if test is None:
         return sites
-    nobody = Raw.of_sites({"": raw(test).as_test()})
+    nobody = Raw.of_sites({"": _without(raw(test), owners).as_test()})
     return Raw.joined([sites, nobody])
+
+
+def _owners(parts: Mapping[Any, Raw]) -> list[str]:
+    """The columns that say whose each row is: they are no features."""
+    first = next(iter(parts.values()))
+    return [
+        name
+        for name in first.columns
+        if all(
+            isinstance(value, type(owner)) and value == owner
+            for owner, part in parts.items()
+            for value in part.columns.get(name, (None,))
+        )
+    ]
+
+
+def _without(part: Raw, names: Sequence[str]) -> Raw:
+    kept = {name: values for name, values in part.columns.items() if name not in names}
+    return Raw(kept, part.test, part.classes)
 
 
 def _flower_test(given: Any, split: str) -> Any:
