@@ -164,7 +164,7 @@ def headline(comparison: Comparison) -> str:
     seeds = len(comparison.results[order[0]])
     p = comparison.chance(order[0], order[1], score)
     if not np.isfinite(p):
-        sure = "one seed: more seeds would tell how sure that is"
+        sure = "one seed: run more seeds to see how sure that is"
     elif p < _SURE:
         sure = f"a clear lead over {seeds} seeds, p = {p:.2g}"
     else:

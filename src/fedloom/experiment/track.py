@@ -48,8 +48,8 @@ class Tracker(ABC):
             raise
         except Exception as e:
             raise FedloomError(
-                f"--track {self.name} can't begin: {_first_line(e)} The run itself is not touched; "
-                "mend that, or leave --track out."
+                f"--track {self.name} can't begin: {_first_line(e)} The run itself is "
+                "unaffected; fix that, or leave --track out."
             ) from e
         for record in self.store.rounds() if done > self._last else ():
             if record["round"] <= done:
@@ -64,9 +64,9 @@ class Tracker(ABC):
         except Exception as e:  # hours of training are worth more than their curve
             self._lost = True
             warnings.warn(
-                f"Tracking by {self.name} stopped in round {t}: {_first_line(e)} The run goes on. "
-                "What is missing is filled in when the run is resumed: fedloom run --resume "
-                f"--out {self.store.path}.",
+                f"Tracking by {self.name} stopped in round {t}: {_first_line(e)} The run "
+                "continues. Missing rounds are filled in when it is resumed: fedloom run "
+                f"--resume --out {self.store.path}.",
                 stacklevel=2,
             )
             return
@@ -167,8 +167,8 @@ class MLflow(Tracker):
                 return max((metric.step for metric in history), default=0)
             except MlflowException:
                 warnings.warn(
-                    f"MLflow has no run {self._run} at {self._client.tracking_uri}: it begins a "
-                    "new one, with all rounds.",
+                    f"MLflow has no run {self._run} at {self._client.tracking_uri}: a new one is "
+                    "started, with all rounds.",
                     stacklevel=3,
                 )
         tags = {"mlflow.runName": name, "folder": str(self.store.path.resolve())}
