@@ -49,7 +49,7 @@ def test_the_extras_are_those_of_the_package():
     extras = asked["optional-dependencies"]
     for extra, (packages, _) in doctor.EXTRAS.items():
         assert [line.partition(">")[0] for line in extras[extra]] == list(packages)
-    assert set(extras) - set(doctor.EXTRAS) == {"bench", "dev"}
+    assert set(extras) - set(doctor.EXTRAS) == {"bench", "dev", "docs"}
 
 
 def test_the_names_that_are_completed_are_those_that_there_are():

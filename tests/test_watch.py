@@ -59,8 +59,17 @@ def test_a_half_written_line_waits_for_its_end(tmp_path):
     run = only(follower)
     assert run.version > before
     assert run.details(1)["round"] == [2, 3]
-    assert run.details(0)["scores"]["test_accuracy"] == [10.0, None, 30.0]
+    assert run.details(0)["scores"]["test"] == [10.0, None, 30.0]
     assert run.details(0)["MB"] == pytest.approx([0.002, 0.004, 0.006])
+
+
+def test_scores_are_in_the_measure_of_the_task(tmp_path):
+    line = record(1, task="regression", test={"mse": 1.5, "loss": 0.1}, clients={"macro": 2.5})
+    make_run(tmp_path / "r", lines=[line])
+    run = only(Follower(tmp_path))
+    assert run.scored == {"round": 1, "test": 1.5, "macro": 2.5}
+    assert run.summary()["measure"] == {"axis": "MSE", "unit": "", "called": "MSE"}
+    assert "test MSE 1.5, clients MSE 2.5" in run.details(0)["log"][0]
 
 
 def test_a_file_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
@@ -80,7 +89,7 @@ def test_of_a_long_file_only_the_end_is_read_at_first(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "_record", lambda line: read.append(line) or real(line))
     run = only(Follower(tmp_path))
     assert run.done == 59
-    assert run.scored == {"round": 10, "test_accuracy": 100.0}
+    assert run.scored == {"round": 10, "test": 100.0}
     assert len(read) < 59 or run.recent.maxlen >= 59
     assert run.details(0)["round"] == list(range(1, 60))
 

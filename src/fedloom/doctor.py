@@ -26,6 +26,9 @@ EXTRAS = {
     "cluster": (("ray",), "--engine ray"),
     "onnx": (("onnx",), "fedloom export --out FILE.onnx"),
     "watch": (("starlette", "uvicorn"), "fedloom watch"),
+    "tensorboard": (("tensorboard",), "--track tensorboard"),
+    "mlflow": (("mlflow",), "--track mlflow"),
+    "wandb": (("wandb",), "--track wandb"),
 }
 _LITTLE = 1e9  # bytes of free disk that deserve a remark; a tenth of it is too little
 _SELF_TEST: dict[str, Any] = {

@@ -105,7 +105,8 @@ class Runner:
     def _made_of(self) -> dict[str, Any]:
         """Versions, and the samples of each class that the first clients hold."""
         x = self.experiment
-        held = [x.federation.label_counts(c).tolist() for c in range(min(x.config.clients, _SHOWN))]
+        count = min(x.config.clients, _SHOWN) if x.dataset.task.by_class else 0
+        held = [x.federation.label_counts(c).tolist() for c in range(count)]
         return {
             "versions": {"fedloom": __version__, "python": platform.python_version(),
                          "torch": str(torch.__version__), "numpy": np.__version__},

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedloom.files import slug
 from fedloom.report.html import Page, figure_tables
-from fedloom.report.looks import COLOURS, look
+from fedloom.report.looks import look
 from fedloom.report.partition_plot import plot_counts
 from fedloom.report.plots import new_figure, save
 
@@ -90,17 +90,20 @@ def _curves(page: Page) -> Figure:
 
 
 def _clients(page: Page) -> Figure:
+    measure, scale = page.measure, page.measure.factor
     figure, axes = _grid(len(page.dots), 3.4, 2.6)
     for axis, (name, dots) in zip(axes, page.dots.items(), strict=True):
-        ordered = sorted(dots, key=lambda d: d.value)
+        ordered = sorted(dots, key=lambda d: measure.sign * d.value)
         colour = _style(page, name)["color"]
         for i, dot in enumerate(ordered):
             if dot.before is not None:
-                axis.plot([i, i], [100 * dot.before, 100 * dot.value], color=colour, alpha=0.35)
-                axis.plot(i, 100 * dot.before, "o", ms=4, mfc="none", color=colour)
-        axis.plot([100 * d.value for d in ordered], "o", ms=4, color=colour)
+                axis.plot([i, i], [scale * dot.before, scale * dot.value], color=colour, alpha=0.35)
+                axis.plot(i, scale * dot.before, "o", ms=4, mfc="none", color=colour)
+        axis.plot([scale * d.value for d in ordered], "o", ms=4, color=colour)
         axis.set_title(name, fontsize=10)
-        axis.set(ylim=(-3, 103), xlabel="clients, worst first", ylabel="accuracy (%)", xticks=[])
+        axis.set(xlabel="clients, worst first", ylabel=measure.axis, xticks=[])
+        if measure.share:
+            axis.set(ylim=(-3, 103))
         axis.grid(alpha=0.3)
     return figure
 
@@ -110,12 +113,13 @@ def _costs(page: Page) -> Figure:
     axis = figure.subplots()
     for name, spot in page.costs.items():
         colour = _style(page, name)["color"]
-        axis.plot(spot.cost, 100 * spot.value, "o", color=colour or COLOURS[0])
-        axis.annotate(name, (spot.cost, 100 * spot.value), (6, 3), textcoords="offset points",
+        value = page.measure.factor * spot.value
+        axis.plot(spot.cost, value, "o", color=colour)
+        axis.annotate(name, (spot.cost, value), (6, 3), textcoords="offset points",
                       fontsize=8)  # fmt: skip
     if all(spot.cost > 0 for spot in page.costs.values()):
         axis.set_xscale("log")
-    axis.set(xlabel=page.cost_unit, ylabel="accuracy (%)")
+    axis.set(xlabel=page.cost_unit, ylabel=page.measure.axis)
     axis.margins(x=0.2)
     axis.grid(alpha=0.3)
     return figure

@@ -478,7 +478,7 @@ def print_finding(finding: Finding) -> None:
     """A line of `fedloom doctor`."""
     line = Table.grid(padding=(0, 1))
     line.add_column(width=1)
-    line.add_column(width=11, no_wrap=True)
+    line.add_column(width=13, no_wrap=True)
     line.add_column(overflow="fold")
     line.add_row(_MARKS[finding.state], Text(finding.what), Text(finding.says))
     out.print(line)

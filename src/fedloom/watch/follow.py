@@ -23,6 +23,7 @@ from fedloom.experiment.checksums import Damaged, open_json
 from fedloom.experiment.folder import REPORT, RunFolder
 from fedloom.experiment.settings import BadYaml, parse_yaml
 from fedloom.files import slug
+from fedloom.tasks import TASKS, Classification, Measure
 
 _DEEPEST = 5  # folders below the one that is watched
 _BLOCK = 1 << 18  # bytes at the end of a file that tell how a run stands
@@ -30,9 +31,9 @@ _MOST_BLOCK = 1 << 23
 _RECENT = 60  # records that the time left is worked out from
 _LOG = 200  # lines that are kept
 _SKIPPED = {"cells", "clients", "checkpoints", "__pycache__"}
-#: curve → where in a record it is
-SCORES = {
-    "test_accuracy": ("test", "accuracy"),
+#: curve → where in a record it is; `None` is what the task is scored by
+SCORES: dict[str, tuple[str | None, ...]] = {
+    "test": ("test", None),
     "macro": ("clients", "macro"),
     "worst10": ("clients", "worst10"),
     "new_macro": ("newcomers", "macro"),
@@ -46,7 +47,7 @@ _WRITTEN: dict[str, type | tuple[type, ...]] = {
     "round": int, "participants": list, "seconds": (int, float), "bytes_up": int, "bytes_down": int,
 }  # fmt: skip
 _VERSIONS = itertools.count(1)  # never the same twice, also for a run that comes again
-_PERCENT = ("test_accuracy", "macro", "worst10", "new_macro")
+_SCORED = ("test", "macro", "worst10", "new_macro")  # in the measure of the task
 
 
 class Tail:
@@ -105,8 +106,8 @@ class Points:
         self.mb.append(before[0] + (record["bytes_up"] + record["bytes_down"]) / 1e6)
         self.seconds.append(before[1] + record["seconds"])
         self.at.append(at)
-        for name, place in SCORES.items():
-            self.scores[name].append(_score(record, name, place))
+        for name in SCORES:
+            self.scores[name].append(_score(record, name))
         for client in record["participants"]:
             self.took_part[client] = self.took_part.get(client, 0) + 1
         for client in record.get("skipped", {}):
@@ -134,6 +135,7 @@ class Run:
     wrong: str = ""
     last: dict[str, Any] = field(default_factory=dict)  # of the newest record
     scored: dict[str, Any] = field(default_factory=dict)  # of the newest that was scored
+    measure: Measure = Classification.measures[0]
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     written: float = 0.0
     diverged: bool = False  # by what its comparison says
@@ -223,7 +225,8 @@ class Run:
         self.last = {"round": record["round"], "participants": len(record["participants"]),
                      "train_loss": record.get("train_loss"),
                      "network": "contacts" in record}  # fmt: skip
-        found = {k: v for k in _PERCENT if (v := _score(record, k, SCORES[k])) is not None}
+        self.measure = _measure(record)
+        found = {k: v for k in _SCORED if (v := _score(record, k)) is not None}
         if found:
             self.scored = {"round": record["round"], **found}
         spent = record["seconds"] + record.get("eval_seconds", 0.0)
@@ -267,6 +270,8 @@ class Run:
             "clients": config.get("clients"), "seed": config.get("seed"),
             "done": self.done, "rounds": self.rounds, "left": self.left,
             "written": self.written, "last": self.last, "scored": self.scored,
+            "measure": {"axis": self.measure.axis, "unit": self.measure.unit,
+                        "called": self.measure.called},
         }  # fmt: skip
 
     def points(self) -> Points:
@@ -433,13 +438,25 @@ def _record(line: bytes) -> dict[str, Any]:
     return record
 
 
-def _score(record: dict[str, Any], name: str, place: tuple[str, ...]) -> float | None:
+def _measure(record: dict[str, Any]) -> Measure:
+    """What the run's task is scored by; records of older versions are of classes."""
+    task = TASKS.get(str(record.get("task")), Classification)
+    return task.measures[0]
+
+
+def _score(record: dict[str, Any], name: str) -> float | None:
+    measure = _measure(record)
     value: Any = record
-    for key in place:
-        value = value.get(key) if isinstance(value, dict) else None
+    for key in SCORES[name]:
+        value = value.get(key or measure.name) if isinstance(value, dict) else None
     if not isinstance(value, int | float):
         return None
-    return 100 * float(value) if name in _PERCENT else float(value)
+    return (measure.factor if name in _SCORED else 1.0) * float(value)
+
+
+def _written(record: dict[str, Any], value: float) -> str:
+    measure = _measure(record)
+    return f"{value:.2f} %" if measure.share else f"{measure.called} {value:.4g}"
 
 
 def _told(record: dict[str, Any]) -> Iterator[str]:
@@ -447,10 +464,10 @@ def _told(record: dict[str, Any]) -> Iterator[str]:
     words = [f"round {record['round']}", f"{len(record['participants'])} clients"]
     loss = record.get("train_loss")
     words += [f"training loss {loss:.4f}"] if loss is not None else []
-    shown = {"test_accuracy": "test", "macro": "clients", "new_macro": "newcomers"}
+    shown = {"test": "test", "macro": "clients", "new_macro": "newcomers"}
     for name, called in shown.items():
-        value = _score(record, name, SCORES[name])
-        words += [f"{called} {value:.2f} %"] if value is not None else []
+        value = _score(record, name)
+        words += [f"{called} {_written(record, value)}"] if value is not None else []
     words.append(f"{record['seconds'] + record.get('eval_seconds', 0.0):.2f} s")
     yield ", ".join(words)
     for client, why in list(record.get("skipped", {}).items())[:5]:

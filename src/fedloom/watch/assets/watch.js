@@ -4,10 +4,10 @@
   "use strict";
   var $ = function (id) { return document.getElementById(id); };
   var DASH = { "-": "solid", "--": "dashed", "-.": "dashdot", ":": "dotted" };
-  var PANELS = [["test_accuracy", "Common test set", "accuracy (%)"],
-    ["macro", "Clients' own test data", "accuracy (%)"],
-    ["worst10", "Worst 10 % of clients", "accuracy (%)"],
-    ["new_macro", "Newcomers", "accuracy (%)"],
+  var PANELS = [["test", "Common test set"], // without a unit: in the measure of the task
+    ["macro", "Clients' own test data"],
+    ["worst10", "Worst 10 % of clients"],
+    ["new_macro", "Newcomers"],
     ["train_loss", "Training loss", "loss"],
     ["degree", "Nodes met in a round", "nodes"],
     ["dominating", "Size of the dominating sets", "nodes"]];
@@ -44,8 +44,9 @@
     return s < 172800 ? (s / 3600).toFixed(1) + " h" : (s / 86400).toFixed(1) + " days";
   }
   function score(run) {
-    var s = run.scored, v = s.macro !== undefined ? s.macro : s.test_accuracy;
-    return v === undefined ? "" : v.toFixed(2) + " %";
+    var s = run.scored, v = s.macro !== undefined ? s.macro : s.test;
+    if (v === undefined) return "";
+    return run.measure.unit ? v.toFixed(2) + " " + run.measure.unit : run.measure.called + " " + Curves.number(v);
   }
 
   function makeRow(id) {
@@ -252,7 +253,7 @@
       var found = lines(p[0]), old = charts[p[0]];
       var shape = how.x + "|" + found.map(function (l) { return l.name; }).join("|");
       if (!found.length) { if (old) { old.box.remove(); old.plot.destroy(); delete charts[p[0]]; } return; }
-      var panel = { title: p[1], unit: p[2], lines: found };
+      var panel = { title: p[1], unit: p[2] || runs[ticked[0]].measure.axis, lines: found };
       if (old && old.shape === shape) { old.panel = panel; Curves.update(old.plot, panel, how); return; }
       if (old) old.plot.destroy();
       var box = old ? old.box : element("div", "chart");
