@@ -2,6 +2,7 @@
 
 import copy
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -255,7 +256,7 @@ def test_whole_steps_are_the_optimisers(optimiser, number):
         if way == "together":
             native.steps(row, grad, plain(x), y, cuts, update)
         else:
-            for a, b in zip(cuts, cuts[1:], strict=False):
+            for a, b in pairwise(cuts):
                 some = Pictures(x.numpy(), np.arange(a, b))
                 native.gradient(row, grad, some, y[a:b])
                 if way == "torch":
