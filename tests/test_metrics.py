@@ -7,6 +7,7 @@ from fedloom.experiment.study import Ask
 from fedloom.metrics.scores import client_scores, move_foreign_errors, summarise
 from fedloom.models import build
 from fedloom.models.counts import training_macs
+from fedloom.native import rows as native_rows
 from fedloom.studies.s1 import S1
 
 
@@ -202,3 +203,13 @@ def test_counting_macs_leaves_the_weights_alone():
     before = [p.clone() for p in module.parameters()]
     training_macs(module, (1, 8, 8))
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+def test_distances_from_the_mean_are_the_same_with_and_without_kernels(monkeypatch):
+    torch.manual_seed(0)
+    rows = 5 + torch.randn(7, 1003)[:, :1001]
+    shares = torch.linspace(1, 3, 7, dtype=torch.float64) / 14
+    exact = (rows.double() - shares @ rows.double()).square().sum(1)
+    torch.testing.assert_close(native_rows.squared_distances(rows, shares), exact)
+    monkeypatch.setattr(native_rows, "instructions", lambda: None)
+    torch.testing.assert_close(native_rows.squared_distances(rows, shares), exact)

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 
 def key(seed: int, *names: str | int) -> int:
@@ -25,8 +26,18 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
     >>> stream(0, "batches", 3).random() == stream(0, "batches", 3).random()
     True
     """
-    words = np.frombuffer(key(seed, *names).to_bytes(16, "little"), "<u8")  # as Philox has them
-    return np.random.Generator(np.random.Philox(key=words))
+    return np.random.Generator(np.random.Philox(_Key(key(seed, *names))))  # type: ignore[arg-type]
+
+
+class _Key(ISeedSequence):
+    """A key for Philox. Given as `key=`, it would first draw entropy from the system that nobody
+    uses, which takes longer than all the rest."""
+
+    def __init__(self, number: int) -> None:
+        self._words = np.frombuffer(number.to_bytes(16, "little"), "<u8")  # as Philox has them
+
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> np.ndarray:
+        return self._words
 
 
 def streams_of(seed: int, round: int) -> Callable[..., np.random.Generator]:

@@ -98,6 +98,7 @@ class Processes(Engine):
         recalls = any(isinstance(part, Select) and "last" in part.needs for part in parts)
         self._recalled = _shared_rows(slots if recalls else 1, setting)
         self._oom_kills = _oom_kills()
+        self._known: tuple[bytes, Task] | None = None  # to a worker: the last task, unpacked
         self._members: list[_Member] = []
         for _ in range(workers):
             self._members.append(self._hire())
@@ -112,7 +113,7 @@ class Processes(Engine):
             some = clients[at : at + slots]
             self._place(rows[:1] if same else rows[at : at + slots])
             sizes = [work(self.setting, order, int(c)) for c in some]
-            hands = training_jobs(self._inner, self.setting, order, some)
+            hands = self._together(training_jobs(self._inner, self.setting, order, some), sizes)
             known = self._recall(lasts[at : at + slots]) if lasts else [None] * len(some)
             jobs = [
                 ("train", words, some[h], [0] * len(h) if same else h, h, [known[i] for i in h])
@@ -135,7 +136,7 @@ class Processes(Engine):
             self._place(placed)
             some = [replace(b, row=b.row - at) for b in blocks if same or at <= b.row < at + slots]
             sizes = [len(b.indices) for b in some]
-            hands = scoring_jobs(self._inner, self.setting, placed, some)
+            hands = self._together(scoring_jobs(self._inner, self.setting, placed, some), sizes)
             jobs = [("score", [some[i] for i in hand], len(placed)) for hand in hands]
             answers = self._run(jobs, [sum(sizes[i] for i in h) for h in hands])
             found = {
@@ -168,6 +169,27 @@ class Processes(Engine):
             out.append(words)
         return out
 
+    def _together(self, hands: list[list[int]], sizes: Sequence[float]) -> list[list[int]]:
+        """Fewer, larger jobs, where what is done together does not matter (a stack is padded
+        together): one for everybody from half of what is left, again and again, so that the last
+        jobs are short and nobody waits long for the others to end."""
+        if self.stacks:
+            return hands
+        total = [sum(sizes[i] for i in hand) for hand in hands]
+        waiting = deque(sorted(range(len(hands)), key=lambda k: -total[k]))
+        out: list[list[int]] = []
+        while waiting:
+            share = sum(total[k] for k in waiting) / (2 * len(self._members))
+            for _ in range(min(len(self._members), len(waiting))):
+                job: list[int] = []
+                size = 0.0
+                while waiting and (not job or size < share):
+                    k = waiting.popleft()
+                    job += hands[k]
+                    size += total[k]
+                out += [job] if job else []
+        return out
+
     def _run(self, jobs: list[tuple[Any, ...]], sizes: Sequence[float]) -> list[Any]:
         """Do all jobs, longest first; answers in the order of the jobs."""
         waiting = deque(sorted(range(len(jobs)), key=lambda i: -sizes[i]))
@@ -196,15 +218,17 @@ class Processes(Engine):
     def _hand_out(
         self, words: Sequence[bytes], sizes: Sequence[float], waiting: deque[int]
     ) -> None:
-        """A job for everybody who has none; then, while more is waiting than it has to do, the
-        next, so that short jobs follow one another without asking. What might not fit into a pipe
-        is not sent ahead: both sides could wait for each other to read."""
+        """A job for everybody who has none; then the next, so that jobs follow one another without
+        asking, to those who will still have less to do than the others. What might not fit into a
+        pipe is not sent ahead: both sides could wait for each other to read."""
         for member in [m for m in self._members if not m.jobs]:
             if waiting:
                 self._give(member, words, waiting.popleft())
         for member in [m for m in self._members if len(m.jobs) == 1]:
-            left = sum(sizes[i] for i in waiting)
-            if waiting and sizes[member.jobs[0]] <= left and len(words[waiting[0]]) <= _AHEAD:
+            if not waiting or len(words[waiting[0]]) > _AHEAD:
+                return
+            todo = sum(sizes[i] for i in (*waiting, *(j for m in self._members for j in m.jobs)))
+            if sizes[member.jobs[0]] + sizes[waiting[0]] < todo / len(self._members):
                 self._give(member, words, waiting.popleft())
 
     def _give(self, member: _Member, words: Sequence[bytes], job: int) -> None:
@@ -310,9 +334,11 @@ class Processes(Engine):
         return words.getvalue()
 
     def _unpack(self, words: bytes) -> Order:
-        order = _Unpacker(io.BytesIO(words), self._parts).load()
-        assert isinstance(order, Order)
-        return order
+        if self._known is None or self._known[0] != words:  # most jobs of a round are of one order
+            order = _Unpacker(io.BytesIO(words), self._parts).load()
+            assert isinstance(order, Order)
+            self._known = words, order
+        return self._known[1]
 
 
 class _Packer(pickle.Pickler):

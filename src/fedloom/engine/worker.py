@@ -5,6 +5,7 @@ This is the reference for every engine: serial is one worker, a pool is many of 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -289,7 +290,7 @@ class Worker:
         """What a client returns, refused if it is not finite."""
         row, index = self._gathered(order, job, back, memory)
         # The sum tells at once; only where it is not finite must every value be looked at.
-        bad = not torch.isfinite(row.sum()) and not torch.isfinite(row).all()
+        bad = not math.isfinite(row.sum()) and not torch.isfinite(row).all()
         if bad and not order.screened:
             raise diverged(job.client, order)
         macs, bytes_needed = self._costs(order, job, seen)
@@ -367,7 +368,7 @@ class Worker:
         resident = self.resident(chosen)
         macs = seen * self._macs[None if chosen is None else chosen.shape]
         inside = 0  # of the narrower nets, the largest that is in memory beside the client's own
-        for width, count in Counter(job.widths).items():
+        for width, count in Counter(job.widths).items() if order.rule.narrows else ():
             narrower = self.narrower(order, chosen, width)
             if narrower is not None:
                 each, saved = narrower.costs(data.shape)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_AT_ONCE = 2**18  # values looked at together, which stay in a cache
+from fedloom.native.rows import squared_distances
 
 
 def mean_similarity(rows: Iterable[Tensor], start: Tensor) -> float | None:
@@ -44,9 +44,4 @@ def divergence(rows: Tensor, weights: np.ndarray) -> float | None:
     if len(rows) < 2 or not weights.sum() > 0:
         return None
     shares = torch.from_numpy(weights / weights.sum()).to(rows.device, torch.float64)
-    squares = torch.zeros_like(shares)
-    for some in rows.split(max(_AT_ONCE // len(rows), 1), dim=1):
-        block = some.double()
-        block -= shares @ block
-        squares += torch.linalg.vector_norm(block, dim=1).square_()
-    return float(squares.sqrt().mean())
+    return float(squared_distances(rows, shares).sqrt().mean())

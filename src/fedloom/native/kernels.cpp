@@ -303,8 +303,9 @@ struct Table {
     void (*read)(const Program*, int, float*, long);
     void (*descend)(float*, const float*, long, long, const Update&, const Rates&);
     double (*squares)(const float*, long);
+    void (*spread)(const float*, long, long, long, const double*, double*);
 };
-#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend, isa::squares}
+#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend, isa::squares, isa::spread}
 #if defined(__x86_64__)
 const Table tables[] = {TABLE(plain), TABLE(avx2), TABLE(avx512)};
 const int lanes_of[] = {4, 8, 16};
@@ -516,6 +517,11 @@ int fl_along(Program* p, float* W, const float* V, const float* d, float* out, f
 
 // Weights follow a gradient.
 void fl_update(int isa, float* W, const float* G, long n, const Update* u) { update(isa, W, G, n, *u); }
+
+// Of n rows of weights: how far each is from their mean, by these shares, squared, added to `squares`.
+void fl_spread(int isa, const float* rows, long stride, long n, long size, const double* shares, double* squares) {
+    tables[isa].spread(rows, stride, n, size, shares, squares);
+}
 
 // Steps one after the other: step k takes the samples at[cut[k]] to at[cut[k + 1] - 1]. G is the last one's gradient. Returns
 // the sum of the samples' losses.
@@ -2030,6 +2036,30 @@ FN double squares(const float* g, long n) {  // in pairs of fixed places, so tha
     double sum[8] = {};
     for (long i = 0; i < n; i++) sum[i % 8] += (double)g[i] * g[i];
     return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+}
+
+FN void spread(const float* rows, long stride, long n, long size, const double* shares, double* squares) {
+    double mean[AT_ONCE];
+    for (long at = 0; at < size; at += AT_ONCE) {
+        const long some = std::min(AT_ONCE, size - at);
+        memset(mean, 0, sizeof(mean));
+        for (long k = 0; k < n; k++) {
+            const float* row = rows + k * stride + at;
+            for (long x = 0; x < some; x++) mean[x] += shares[k] * row[x];
+        }
+        for (long k = 0; k < n; k++) {
+            const float* row = rows + k * stride + at;
+            double sum[8] = {};
+            long x = 0;
+            for (; x + 8 <= some; x += 8)
+                UNROLL for (int l = 0; l < 8; l++) {
+                    const double d = row[x + l] - mean[x + l];
+                    sum[l] += d * d;
+                }
+            for (; x < some; x++) sum[0] += (row[x] - mean[x]) * (row[x] - mean[x]);
+            squares[k] += ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+        }
+    }
 }
 
 }  // namespace ISA
