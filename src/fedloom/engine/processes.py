@@ -98,7 +98,7 @@ class Processes(Engine):
         recalls = any(isinstance(part, Select) and "last" in part.needs for part in parts)
         self._recalled = _shared_rows(slots if recalls else 1, setting)
         self._oom_kills = _oom_kills()
-        self._known: tuple[bytes, Task] | None = None  # to a worker: the last task, unpacked
+        self._known: tuple[bytes, Order] | None = None  # to a worker: the last order, unpacked
         self._members: list[_Member] = []
         for _ in range(workers):
             self._members.append(self._hire())
@@ -326,7 +326,7 @@ class Processes(Engine):
             answer.append((row.numel(), _packed(index), facts))
         return answer
 
-    # -- tasks as words ----------------------------------------------------------------------------
+    # -- orders as words ---------------------------------------------------------------------------
 
     def _pack(self, order: Order) -> bytes:
         words = io.BytesIO()
