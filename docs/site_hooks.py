@@ -1,11 +1,13 @@
 """Hooks of the documentation site (`mkdocs.yml`): equations as MathML, and nothing from elsewhere.
 
-Browsers draw MathML themselves, so pages need no script and no fonts for equations. After a build,
-all pages are searched for scripts, styles and pictures of other sites: the site must open offline.
+Browsers draw MathML themselves, so pages need no script and no fonts for equations. Links to files
+of the repository that are not part of the site become their paths. After a build, all pages are
+searched for scripts, styles and pictures of other sites: the site must open offline.
 """
 
 from __future__ import annotations
 
+import os.path
 import re
 from html import unescape
 from pathlib import Path
@@ -30,9 +32,25 @@ def as_mathml(page: str) -> str:
     return _MATH.sub(drawn, page)
 
 
+def within_site(page: str, folder: str) -> str:
+    """A page in this folder of the docs, without links to files outside of the docs."""
+
+    def told(found: re.Match[str]) -> str:
+        path = os.path.normpath(os.path.join(folder, found[2]))
+        if not path.startswith(".."):
+            return found[0]
+        return f"{found[1].strip('`')} (`{path.removeprefix('../')}`)"
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s#]+)\)", told, page)
+
+
 def fetched(page: str) -> list[str]:
     """What a page would load from other sites."""
     return _ELSEWHERE.findall(page)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    return within_site(markdown, os.path.dirname(page.file.src_uri))
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -308,6 +308,11 @@ def test_equations_become_mathml_and_nothing_is_loaded_from_elsewhere():
         '<img alt="" src=https://example.org/a.png>',
     ):
         assert len(hooks["fetched"](f"<p>{line}</p>")) == 1
+    links = "[a](../examples/a.py), [b](../results.md), [c](quickstart.md)"
+    assert hooks["within_site"](links, "methods") == links
+    assert hooks["within_site"](links, "") == links.replace(
+        "[a](../examples/a.py)", "a (`examples/a.py`)"
+    ).replace("[b](../results.md)", "b (`results.md`)")
     assert not hooks["fetched"]('<a href="https://example.org">there</a><img src="images/a.svg">')
 
 
