@@ -11,10 +11,10 @@ METHODS = (
     "heterofl", "lg-fedavg", "local", "p2p-fedavg", "pfedme", "scaffold", "wafl",
 )  # fmt: skip
 DATA = (
-    "digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "tiny-imagenet",
-    "synthetic",
+    "digits", "breast-cancer", "wine", "diabetes", "harbour", "mnist", "fashion-mnist", "emnist",
+    "cifar10", "cifar100", "tiny-imagenet", "synthetic",
 )  # fmt: skip
-MODELS = ("mlp", "lenet", "conv4", "resnet18", "resnet34")
+MODELS = ("mlp", "lenet", "conv4", "resnet18", "resnet34", "gru", "unet")
 STUDIES = (
     "s0-swap", "s1", "s1-when", "s2-low", "s2-high", "s2-temperature", "s2-rho", "s2-classes",
     "s2-participation", "s2-samples", "s2-activations", "s2-gradient-gap", "s4-table", "s4-why",
