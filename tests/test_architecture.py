@@ -19,6 +19,7 @@ FORBIDDEN = {
     "streams": {"*"},
     "layout": {"*"} - {"errors"},
     "similarity": {"*"},
+    "tasks": {"*"},
     "data": {"models", "local", "mix", "select", "topology", "method", "methods", "engine",
              "metrics", "experiment", "report", "cli"},
     "models": {"data", "local", "mix", "methods", "engine", "metrics", "experiment", "report"},

@@ -151,6 +151,18 @@ def test_commands_on_all_pages_have_only_options_that_exist():
     assert found > 50
 
 
+def test_the_tutorial_of_text_works_as_printed(call, capsys):
+    done = follow((ROOT / "docs/tutorial-text.md").read_text(), call)
+    assert [words[0] for words in done] == ["data", "run", "show", "compare"]
+    printed = capsys.readouterr().out
+    assert "clients and their samples: baker (" in printed
+    assert "Clients worst off: " in printed
+    run = fedloom.load("runs/letters")
+    assert (run.task, run.names) == ("next-token", ("baker", "captain", "fisher", "singer"))
+    assert run.summary["test_perplexity"] < 5  # of 45 letters, all but a few are ruled out
+    assert printed.rpartition("All hands: the ")[2].count(" ") > 5  # words, the last program's
+
+
 def test_the_first_example_runs_and_has_the_right_limit(quick, row):
     assert torch.equal(row(quick(NESTEROV, beta=0.0)), row(quick("fedavg")))
     assert not torch.allclose(row(quick(NESTEROV, beta=0.9)), row(quick("fedavg")), atol=1e-3)

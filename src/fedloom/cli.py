@@ -1072,6 +1072,9 @@ def data_show(
         Optional[list[str]],  # noqa: UP045
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the data set."),
     ] = None,
+    task: Annotated[
+        str, typer.Option("--task", help="What the labels are for; auto: by the labels.")
+    ] = "auto",
 ) -> None:
     """Show a data set and how a partition splits it among clients."""
     from fedloom.data.catalog import load, natural
@@ -1079,12 +1082,13 @@ def data_show(
     from fedloom.data.split import check_options, deal, named_clients
     from fedloom.experiment.config import parse_settings
     from fedloom.report.terminal import print_partition
+    from fedloom.tasks import check
 
     options = parse_settings(set_ or [])
     own = natural(name)
     partition = partition or ("iid" if own is None else f"by:{own}")
     check_options(partition, options)
-    dataset = load(name, options=options, by=by_column(partition))
+    dataset = load(name, options=options, by=by_column(partition), task=check(task))
     clients = clients or named_clients(dataset, partition, pool) or 50
     if pool:
         dataset = dataset.pooled()

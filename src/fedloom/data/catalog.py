@@ -46,19 +46,20 @@ def load(
     A built-in name; the path of a table, a `.npz` file, a folder of images or LEAF's JSON;
     `sites:DIR`; a tuple of arrays (x, y) or (x, y, x_test, y_test), or another object that holds
     data; or a `Dataset`, which is given back. `by` is a column that no model sees, since it says
-    whose a row is; `task` says what its labels are. The option `size`, which all of them have,
-    gives images of so many pixels a side.
+    whose a row is; `task` says what its labels are. Options that all of them have
+    are `size`, which gives images of so many pixels a side, and `positive`, which of two classes is
+    the one to find.
     """
     what, loader = _find(source, cache)
     given = dict(options or {})
-    size = given.pop("size", None)
+    size, positive = given.pop("size", None), given.pop("positive", None)
     parameters = inspect.signature(loader).parameters.values()
     accepted = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "task"]
     if size is not None and "size" in accepted:
         given["size"], size = size, None  # it loads them in that size
     for option in given:
         if option not in accepted:
-            raise unknown(f"option of {what}", option, [*accepted, "size"])
+            raise unknown(f"option of {what}", option, [*accepted, "size", "positive"])
     if by is not None and "user" in accepted:
         users = given.get("user", [])
         known = users if isinstance(users, list | tuple) else str(users).split(",")
@@ -66,6 +67,8 @@ def load(
     if any(p.name == "task" for p in parameters):
         given["task"] = task
     found = loader(**given).learning(task)
+    if positive is not None:
+        found = found.finding(str(positive))
     return found if size is None else resized(found, integer("size", size, low=1))
 
 
@@ -300,7 +303,7 @@ _BUILT_IN = {
     ),
     "harbour": _Entry(
         "what eight people of a harbour say, letter by letter; length=",
-        896,
+        906,
         (1, 1, text.LENGTH),
         47,
         _harbour,

@@ -144,6 +144,20 @@ class Dataset:
             y_test=self.y_test[:0],
         )
 
+    def finding(self, positive: str) -> Dataset:
+        """The same two classes, with this one second: sensitivity is of it."""
+        if self.task.name != Binary.name:
+            raise FedloomError(
+                f"data_options.positive={positive} is for two classes, and the task of "
+                f"'{self.name}' is {self.task.name}. Leave it out."
+            )
+        if positive not in self.classes:
+            raise unknown("class", positive, self.classes)
+        if positive == self.classes[1]:
+            return self
+        turned = {"y": 1 - self.y, "y_test": 1 - self.y_test, "classes": self.classes[::-1]}
+        return dataclasses.replace(self, **turned)
+
     def learning(self, task: str) -> Dataset:
         """The same data for a task by name, if its labels are of that; two classes may be learned
         as any others."""

@@ -42,19 +42,19 @@ def from_text(
     path: Path,
     *,
     length: Value = LENGTH,
-    user: Value = "file",
+    users: Value = "file",
     test_share: Value = 0.2,
     seed: Value = 0,
     task: str = AUTO,
 ) -> Dataset:
-    """A file of text, or a folder of them; each file is a user, or (`user=speaker`) each
+    """A file of text, or a folder of them; each file is a user, or (`users=speaker`) each
     name that stands before paragraphs as NAME: in a line of its own."""
     files = [path] if path.is_file() else _there(path)
     texts = {file.stem: _read(file) for file in files}
-    if user == "speaker":
+    if users == "speaker":
         texts = _speakers(texts.values())
-    elif user != "file":
-        raise FedloomError(f"data_options.user={user} is not valid: give file or speaker.")
+    elif users != "file":
+        raise FedloomError(f"data_options.users={users} is not valid: give file or speaker.")
     return of_texts(path.stem, texts, length=length, test_share=test_share, seed=seed, task=task)
 
 
@@ -146,7 +146,7 @@ def _speakers(texts: Iterable[str]) -> dict[str, str]:
     found = speakers("\n\n".join(texts))
     if not found:
         raise FedloomError(
-            "data_options.user=speaker needs paragraphs that begin with NAME: in a line of its "
+            "data_options.users=speaker needs paragraphs that begin with NAME: in a line of its "
             "own, and there are none."
         )
     return found

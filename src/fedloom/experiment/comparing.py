@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.result import Result
 
 SEEDS, _MOST_SEEDS = 3, 10_000
-_OBJECTS = (
-    "data",
-    "model",
-    "partition",
-    "init",
-)  # may be objects, which no file keeps
+_OBJECTS = ("data", "model", "partition", "init", "loss")  # may be objects, which no file keeps
 
 
 @dataclass

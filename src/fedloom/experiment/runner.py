@@ -110,7 +110,10 @@ class Runner:
         return {
             "versions": {"fedloom": __version__, "python": platform.python_version(),
                          "torch": str(torch.__version__), "numpy": np.__version__},
-            "partition": {"classes": list(x.dataset.classes), "held": held},
+            "partition": {
+                "classes": list(x.dataset.classes) if x.dataset.task.by_class else ["samples"],
+                "held": held,
+            },
         }  # fmt: skip
 
     def _called(self, text: str) -> str:

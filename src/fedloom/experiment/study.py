@@ -26,6 +26,7 @@ import pandas as pd
 import yaml
 
 from fedloom.errors import INTERRUPTED, FedloomError, unknown
+from fedloom.experiment.api import planned
 from fedloom.experiment.config import agreed, make_config
 from fedloom.experiment.folder import REPORT
 from fedloom.experiment.plugins import method_class
@@ -390,6 +391,9 @@ def _path(cell: Cell, seed: int, out: Path) -> Path:
 
 def _config(cell: Cell, **more: Any) -> Config:
     settings = {**cell.settings, "method": cell.method, **more}
+    if settings.get("partition") is None:  # it follows from the data
+        rest = {key: value for key, value in settings.items() if key != "method"}
+        return planned(cell.method, rest, lenient=False).config
     return make_config(settings, method_class(cell.method))[0]
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,6 @@ CHOSEN, TRIES = "chosen.yaml", "tries.csv"
 TUNED = "tuned"  # the key of such a file that holds the values by method
 SHARE = 0.25  # of the training data, where the score is taken
 _NO_SCORES = ("round", "seconds", "eval_seconds", "lr", "train_loss")
-_OF_FIRST = ("micro", "macro", "worst10", "best10")
 _OURS = ("seed", "eval_every", "eval_common", "workers")
 
 Value = float | int | str | bool | None
@@ -214,6 +213,7 @@ class Tuning:
     path: Path
     chosen: Mapping[str, Mapping[str, Value]]
     tries: pd.DataFrame  # method, try, settings, rounds, score, seconds
+    measure: Measure = field(default_factory=lambda: Measure("accuracy"))  # what scores are
 
     @property
     def file(self) -> Path:
@@ -232,7 +232,7 @@ def run_search(search: Search, out: Path, workers: int, say: Say) -> Tuning:
         run_jobs(waiting, workers, say)
     chosen = {method: tries.best() for method, tries in found.items()}
     table = pd.DataFrame([row for tries in found.values() for row in tries.rows()])
-    tuning = Tuning(out, chosen, table)
+    tuning = Tuning(out, chosen, table, next(iter(found.values())).measure)
     with atomic_file(out / TRIES) as file:
         table.to_csv(file, index=False)
     with atomic_file(tuning.file) as file:
@@ -250,6 +250,7 @@ class _Tries:
         self._done: dict[int, tuple[int, float, float]] = {}  # try → rounds, score, seconds
         self._left = list(range(self._bracket))  # of this bracket, those still going on
         self._rung = 0
+        self.measure = Measure("accuracy")  # what scores are; known once a run is scored
 
     def next(self) -> list[Job]:
         """The runs to do before anything can be decided; none when the budget is spent."""
@@ -290,7 +291,7 @@ class _Tries:
     def rows(self) -> list[dict[str, Any]]:
         return [
             {"method": self._method, "try": k, **self._search.values(self._method, k),
-             "rounds": rounds, "score": score, "seconds": round(seconds, 1)}
+             "rounds": rounds, "score": self.measure.sign * score, "seconds": round(seconds, 1)}
             for k, (rounds, score, seconds) in sorted(self._done.items())
         ]  # fmt: skip
 
@@ -311,8 +312,9 @@ class _Tries:
             if diverged(job) and not len(then):
                 scores.append(-math.inf)
                 continue
-            found = dict(then.iloc[-1].items())
-            scores.append(_score(found, self._search.score, Result(job.path).measures))
+            found, measures = dict(then.iloc[-1].items()), Result(job.path).measures
+            scores.append(_score(found, self._search.score, measures))
+            self.measure = shown_as(self._search.score, measures)
             until = known[known["round"] <= rounds]
             seconds += float(until["seconds"].sum() + until["eval_seconds"].sum())
         return rounds, float(np.mean(scores)), seconds
@@ -345,23 +347,27 @@ def _score(record: Mapping[Any, Any], names: str, measures: Sequence[Measure]) -
     for name in names.split("+"):
         if name not in scores:
             raise unknown("score", name, scores)
-    lower = {m.name for m in (*measures, LOSS) if m.lower}
-    signs = {_is_lower(name, measures[0], lower) for name in names.split("+")}
-    if len(signs) > 1:
+    found = float(np.mean([scores[name] for name in names.split("+")]))
+    found = -found if shown_as(names, measures).lower else found
+    return found if math.isfinite(found) else -math.inf
+
+
+def shown_as(names: str, measures: Sequence[Measure]) -> Measure:
+    """What the scores of a search are: how they are written, and whether less is better. Those
+    without a measure's name are of the first."""
+    known = {measure.name: measure for measure in (*measures, LOSS)}
+    found = []
+    for name in names.split("+"):
+        for prefix in ("new_", "before_", "test_"):
+            name = name.removeprefix(prefix)
+        measure = known.get(name.removesuffix("_std"), measures[0])
+        found.append(replace(measure, lower=True) if name.endswith("std") else measure)
+    if len({measure.lower for measure in found}) > 1:
         raise FedloomError(
             f"score={names} adds measures of which more is better to such of which less is: name "
             "one kind."
         )
-    found = float(np.mean([scores[name] for name in names.split("+")]))
-    found = -found if signs.pop() else found
-    return found if math.isfinite(found) else -math.inf
-
-
-def _is_lower(name: str, first: Measure, lower: Collection[str]) -> bool:
-    """Whether less of this score is better; those without a measure's name are of the first."""
-    for prefix in ("new_", "before_", "test_"):
-        name = name.removeprefix(prefix)
-    return name.endswith("std") or name in lower or (name in _OF_FIRST and first.lower)
+    return found[0]
 
 
 def concerns(name: str, methods: Iterable[str]) -> bool:

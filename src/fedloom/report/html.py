@@ -182,10 +182,10 @@ def figure_tables(page: Page) -> dict[str, tuple[Sequence[str], list[Sequence[ob
         rows: list[Sequence[object]] = [
             [m, d.value, d.before, d.says] for m, dots in page.dots.items() for d in dots
         ]
-        out["clients"] = ("method", "accuracy", "before", "client"), rows
+        out["clients"] = ("method", page.measure.name, "before", "client"), rows
     if page.costs:
         out["cost"] = (
-            ("method", "MB", "accuracy"),
+            ("method", "MB", page.measure.name),
             [[name, spot.cost, spot.value] for name, spot in page.costs.items()],
         )
     if page.held is not None:

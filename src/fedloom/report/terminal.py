@@ -499,8 +499,9 @@ def print_tuning(tuning: Tuning) -> None:
         tries = tuning.tries[tuning.tries["method"] == method]
         last = tries[tries["rounds"] == tries["rounds"].max()]
         words = ", ".join(f"{k}={_plain(v)}" for k, v in values.items())
-        best, took = percent(last["score"].max()), f"{tries['seconds'].sum():.0f} s"
-        rows.append([method, words, best, str(len(tries)), took])
+        scores, took = last["score"], f"{tries['seconds'].sum():.0f} s"
+        best = scores.min() if tuning.measure.lower else scores.max()
+        rows.append([method, words, tuning.measure.text(best), str(len(tries)), took])
     out.print(_table(("method", "chosen", "score", "tries", "time"), rows, left=2))
     out.print(f"Chosen: {tuning.file}")
 
@@ -596,13 +597,19 @@ def print_datasets(rows: Sequence[Mapping[str, Any]]) -> None:
     out.print("\nFetch one with: fedloom data fetch NAME")
 
 
+def _outputs(dataset: Dataset) -> str:
+    """What a model answers with."""
+    word = _OUTPUTS.get(dataset.task.name, "classes")
+    return word if dataset.n_classes != 1 else word.removesuffix("s")
+
+
 def print_partition(dataset: Dataset, parts: Partition, spec: str) -> None:
     training, test = dataset.training_rows, len(dataset.y_test) + len(dataset.held_out)
     s = parts.summary(dataset.strata, dataset.n_strata, training)
     out.print(
         f"{dataset.name}: {len(training)} training and {test} test {noun(dataset.x.shape)} of "
         f"shape {'×'.join(map(str, dataset.shape))}, {dataset.n_classes} "
-        f"{_OUTPUTS.get(dataset.task.name, 'classes')}, for {dataset.task.name}"
+        f"{_outputs(dataset)}, for {dataset.task.name}"
     )
     rows = [
         ("clients", str(s["clients"])),
