@@ -268,7 +268,7 @@ def test_the_live_page_follows_stops_and_survives(watching, opened):
     wait_for(page, "document.querySelector('#one-state .state').textContent === 'stopped'")
     said = first.communicate(timeout=60)[0]
     assert first.returncode == 130
-    assert "Go on: fedloom run --resume --out runs/a" in said
+    assert "fedloom run --resume --out runs/a" in said
     assert "--resume" in page.locator("#said").inner_text()
     kept = fedloom.load(folder / "a")
     assert kept.about["round"] == len(kept.rounds)
