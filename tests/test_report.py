@@ -11,6 +11,7 @@ import fedloom
 from fedloom.experiment.compare import Comparison
 from fedloom.experiment.reporting import comparison_page, headline
 from fedloom.report.html import Dot, Grid, Line, Page, Panel, render, table
+from fedloom.tasks import Classification
 
 SMALL = {"clients": 5, "rounds": 2, "eval_every": 1, "test_share": 0.4, "engine": "serial",
          "model_options": {"hidden": [8]}}  # fmt: skip
@@ -74,6 +75,7 @@ def test_a_report_tells_devices_manifest_and_how_to_run_it_again(compared):
 
 class Ran:
     scored_on = None
+    task, measures = "classification", Classification.measures
 
     def __init__(self, **summary):
         self.summary = summary
