@@ -22,6 +22,7 @@ from fedloom.experiment.settings import Config
 from fedloom.experiment.setup import load_dataset, make_federation
 from fedloom.experiment.study import Ask, Cell, Study, Table, run_study
 from fedloom.studies.s1 import S1
+from fedloom.tasks import Classification
 
 SMALL = {"clients": 6, "rounds": 2, "eval_every": 2, "test_share": 0.5,
          "model_options": {"hidden": [8]}, "engine": "serial"}  # fmt: skip
@@ -251,6 +252,7 @@ class Ran:
     """A result with these scores."""
 
     scored_on = None
+    task, measures = "classification", Classification.measures
 
     def __init__(self, **summary):
         self.summary = summary
@@ -371,7 +373,7 @@ def test_a_comparison_is_opened_again_with_all_that_it_said(in_tmp):
         made.remarks(), made.differences, made.notes
     )  # fmt: skip
     assert "fedswap" in repr(opened)
-    assert "<td>fedprox:mu=1</td>" in opened._repr_html_()
+    assert "<span>fedprox:mu=1</span>" in opened._repr_html_()
     opened.to_csv("table.csv")
     assert "fedprox:mu=1" in Path("table.csv").read_text()
 

@@ -155,8 +155,9 @@ class Dataset:
             raise unknown("class", positive, self.classes)
         if positive == self.classes[1]:
             return self
-        turned = {"y": 1 - self.y, "y_test": 1 - self.y_test, "classes": self.classes[::-1]}
-        return dataclasses.replace(self, **turned)
+        return dataclasses.replace(
+            self, y=1 - self.y, y_test=1 - self.y_test, classes=self.classes[::-1]
+        )
 
     def learning(self, task: str) -> Dataset:
         """The same data for a task by name, if its labels are of that; two classes may be learned
