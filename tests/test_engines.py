@@ -23,6 +23,7 @@ from fedloom.errors import FedloomError, OutOfMemory
 from fedloom.local import SGD
 from fedloom.models import build
 from fedloom.models.nets import Conv4
+from fedloom.tasks import CLASSES
 
 pytestmark = pytest.mark.xdist_group("engines")  # they share the serial runs
 
@@ -370,7 +371,7 @@ def test_no_worker_outlives_its_run(in_tmp, end, start_process):
 
 def test_auto_goes_by_model_and_device_only():
     def auto(name, shape, workers=2, participants=10, device="cpu", native=False, **options):
-        setting = SimpleNamespace(device=torch.device(device))
+        setting = SimpleNamespace(device=torch.device(device), task=CLASSES)
         model = build(name, shape, 10, options=options)
         return pick(model, setting, native, workers, participants)
 
@@ -385,7 +386,7 @@ def test_auto_goes_by_model_and_device_only():
 
 def test_on_a_gpu_auto_stacks_small_models_and_runs_large_ones_alone():
     def auto(model, participants=10):
-        setting = SimpleNamespace(device=torch.device("cuda"))
+        setting = SimpleNamespace(device=torch.device("cuda"), task=CLASSES)
         return pick(model, setting, False, 2, participants)
 
     def conv4(**options):

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import safetensors.torch
@@ -22,6 +23,7 @@ from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.identity import settings_of
 from fedloom.experiment.runner import Runner
 from fedloom.experiment.store import RunStore
+from fedloom.tasks import CLASSES
 
 TIMES = ["seconds", "eval_seconds", "peak_memory"]
 
@@ -46,7 +48,10 @@ def prepared(config, method, **given):
     return MadeUp(
         config=config, state=State(config.seed), about={"settings": settings_of(config)},
         engine=SimpleNamespace(close=lambda: None), device=torch.device("cpu"), manifest={},
-        federation=SimpleNamespace(partition=SimpleNamespace(names=())),
+        federation=SimpleNamespace(
+            partition=SimpleNamespace(names=()), label_counts=lambda client: np.array([1, 2])
+        ),
+        dataset=SimpleNamespace(classes=("a", "b"), task=CLASSES),
     )  # fmt: skip
 
 

@@ -195,13 +195,13 @@ class Asked(Engine):
 
     def run_blocks(self, rows, blocks):
         self.blocks = blocks
-        return [Scored(np.zeros((len(b.who), 3, 3), np.int64), np.zeros(len(b.who)))
-                for b in blocks]  # fmt: skip
+        return [Scored(self.task.nothing(len(b.who))) for b in blocks]
 
 
 def test_a_model_of_ones_own_is_measured_by_oneself_and_a_shared_one_by_everybody():
     f = dealt()
-    engine = Asked(SimpleNamespace(federation=f, dataset=f.dataset, static=True))
+    data = f.dataset
+    engine = Asked(SimpleNamespace(federation=f, dataset=data, static=True, task=data.task))
     own, shared = torch.zeros(3, 5), torch.zeros(1, 5).expand(3, -1)
     for clients in (np.array([1, 3, 5]), np.array(f.newcomer_ids)):
         for score in (

@@ -476,7 +476,7 @@ def test_lenet_compares():
         (lambda a: weight_matrix(torch.ones(2, 2), "cka"), "similarity_matrix"),
         (lambda a: CKA().between(IMAGES, IMAGES[:5]), "same inputs"),
         (lambda a: DCKA().between(IMAGES, IMAGES), "raw inputs"),
-        (lambda a: measure_named("cca", RBF()), "no use for a kernel"),
+        (lambda a: measure_named("cca", RBF()), "does not take a kernel"),
         (lambda a: measure_named("cosine", debiased=True), "debiased"),
         (lambda a: kernel_named("rfb"), "Did you mean 'rbf'"),
         (lambda a: RBF(0), "more than 0"),

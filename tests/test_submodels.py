@@ -1047,7 +1047,7 @@ def test_a_public_set_that_is_too_small_is_told(quick):
 
 def test_a_public_set_needs_a_server_to_hold_it(quick):
     for name in ("fedgse-spl", "fedgse-csl"):
-        with pytest.raises(FedloomError, match=r"ByGradient looks at a public set.*server"):
+        with pytest.raises(FedloomError, match=r"ByGradient needs a public set.*server"):
             quick(name, topology="ring", capacities="0.5", public="share:0.1")
 
 

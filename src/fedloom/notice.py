@@ -1,6 +1,6 @@
 """A word to the user before anything heavy is imported, so that no command looks dead.
 
-On a terminal it is a line that the next output replaces; elsewhere a plain line, once.
+It is a line that the next output replaces, so it is for terminals only.
 """
 
 from __future__ import annotations
@@ -19,23 +19,16 @@ def greet(words: list[str]) -> None:
 
 
 def say(text: str) -> None:
-    """Show this until the next output; where there is no terminal, only the first time."""
+    """Show this until the next output."""
     global _shown
     if sys.stderr.isatty():
         sys.stderr.write(f"{_CLEAR}{text}")
         sys.stderr.flush()
-    elif not _shown and _stays():
-        print(text, file=sys.stderr, flush=True)
-    _shown = True
-
-
-def _stays() -> bool:
-    """Whether what is said stays, so that it is worth a line of a log: not for a short look."""
-    return len(sys.argv) > 1 and sys.argv[1] in _LONG[:4]
+        _shown = True
 
 
 def clear() -> None:
     """Make room for what is said now."""
-    if _shown and sys.stderr.isatty():
+    if _shown:
         sys.stderr.write(_CLEAR)
         sys.stderr.flush()

@@ -127,7 +127,7 @@ def test_a_lost_connection_keeps_what_came_for_the_next_time(
     toy: Any, web: Any, cache: Path
 ) -> None:
     web.files, web.cut_after = toy.gzipped(), 2000
-    with pytest.raises(FedloomError, match=r"stopped at 2000 of .* fetch again to go on"):
+    with pytest.raises(FedloomError, match=r"stopped at 2000 of .* fetch again to"):
         fetch_source(toy.source(mirrors=(web.url,)))
     assert [file.name for file in (cache / "raw" / "toy").iterdir()] == [
         "train-images-idx3-ubyte.gz.part"
@@ -299,7 +299,7 @@ def test_a_damaged_cache_says_how_to_mend_it(toy: Any, cache: Path) -> None:
     place(cache / "raw" / "toy", toy.files)
     folder = fetch_source(toy.source())
     (folder / "x.npy").write_bytes(b"")
-    with pytest.raises(FedloomError, match=r"damaged .* fetch toy --force"):
+    with pytest.raises(FedloomError, match=r"corrupted .* fetch toy --force"):
         store.read(folder)
 
 
@@ -396,7 +396,7 @@ def test_a_name_that_cannot_be_fetched_is_refused(cache: Path) -> None:
         fetch("mnits")
     with pytest.raises(FedloomError, match="split of mnist"):
         fetch("mnist", split="letters")
-    with pytest.raises(FedloomError, match="'digits' is always here"):
+    with pytest.raises(FedloomError, match="'digits' is bundled"):
         fetch("digits")
 
 

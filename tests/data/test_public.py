@@ -94,12 +94,12 @@ def test_another_set_has_labels_where_its_classes_are_those_of_the_run(in_tmp):
     assert own.y is None
     assert "not those of this run" in own.note
     np.savez("large.npz", x=np.zeros((9, 9, 9), np.uint8), y=np.arange(9) % 3)
-    with pytest.raises(FedloomError, match="same kind"):
+    with pytest.raises(FedloomError, match="same shape"):
         public_set("large.npz", federation)
     with pytest.raises(FedloomError, match="more images than there are"):
         public_set("ten.npz:99999", federation)
     np.savez("same.npz", x=digits.x, y=digits.y, x_test=digits.x_test, y_test=digits.y_test)
-    with pytest.raises(FedloomError, match="all that the clients train on"):
+    with pytest.raises(FedloomError, match="all data that the clients train on"):
         public_set("same.npz:50", federation)
 
 
@@ -112,7 +112,7 @@ def test_a_run_says_what_was_public(quick):
 
 @pytest.mark.parametrize(
     ("spec", "why"),
-    [("share:2", "leaves nothing"), ("share:x", "must be a number"), ("share", "must be a number"),
+    [("share:2", "leaves no data"), ("share:x", "must be a number"), ("share", "must be a number"),
      ("noise:0", "at least 1"), ("noise:1.5", "whole number"), ("", "not valid"),
      ("share:0.000001", "larger share"), ("digits", "share:0.01"), ("digits:50", "share:0.01"),
      ("fashon-mnist", "Did you mean 'fashion-mnist'")],

@@ -219,7 +219,7 @@ def test_newcomers_that_cannot_be_are_refused() -> None:
         federate(plain(400, classes=4), "classes:1", 8, 0, newcomers=3, newcomer_classes=1)
     with pytest.raises(FedloomError, match="Set test_share above 0"):
         federate(plain(100), "iid", 5, 0, test_share=0, newcomers=3)
-    with pytest.raises(FedloomError, match=r"newcomers cannot be dealt their data\. .*must hold"):
+    with pytest.raises(FedloomError, match=r"cannot be split among the newcomers\. .*must hold"):
         federate(plain(100), "iid", 5, 0, newcomers=20)
     with pytest.raises(FedloomError, match="newcomers must be at least 0"):
         federate(plain(100), "iid", 5, 0, newcomers=-1)

@@ -40,7 +40,7 @@ def test_what_is_read_is_what_was_written(small: Dataset, tmp_path: Path) -> Non
 def test_a_flipped_bit_in_an_array_is_noticed(small: Dataset, tmp_path: Path, part: str) -> None:
     store.write(tmp_path / "toy", small)
     flip(tmp_path / "toy" / f"{part}.npy", -1)
-    with pytest.raises(FedloomError, match=rf"toy is damaged \({part}.npy is not as .* --force"):
+    with pytest.raises(FedloomError, match=rf"toy is corrupted \({part}.npy is not as .* --force"):
         store.read(tmp_path / "toy")
 
 
@@ -62,7 +62,7 @@ def test_a_changed_description_is_noticed(
     store.write(tmp_path / "toy", small)
     about = tmp_path / "toy" / "dataset.json"
     about.write_text(change(about.read_text()))
-    with pytest.raises(FedloomError, match=r"toy is damaged .* fetch toy --force"):
+    with pytest.raises(FedloomError, match=r"toy is corrupted .* fetch toy --force"):
         store.read(tmp_path / "toy")
 
 
@@ -95,5 +95,5 @@ def test_a_data_set_without_checksums_is_verified_by_its_mean_and_std(
 ) -> None:
     folder = before_checksums(tmp_path / "toy", small)
     flip(folder / "x.npy", -1)
-    with pytest.raises(FedloomError, match="another mean and std"):
+    with pytest.raises(FedloomError, match="mean and std of x.npy have changed"):
         store.read(folder)

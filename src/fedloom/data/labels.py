@@ -123,10 +123,9 @@ def guess(y: np.ndarray | list[Hashable], shape: Sequence[int], whole: bool) -> 
 
 def plain(y: Given) -> np.ndarray | list[Hashable]:
     """An array of numbers, or a list of anything."""
-    if isinstance(y, list | tuple) and not any(
-        isinstance(label, list | tuple | np.ndarray) for label in y
-    ):
-        return list(y)
+    rows = (isinstance(label, list | tuple | np.ndarray) for label in y)
+    if isinstance(y, list | tuple) and not (len(y) and all(rows)):
+        return list(y)  # a tuple among others is the name of a class
     try:
         labels = np.asarray(y)
     except ValueError as e:  # ragged lists

@@ -1,7 +1,7 @@
 """Checksums in what a run writes, so that damage is an error and never another number.
 
-A JSON object carries its checksum as the last key, a YAML file as a comment in its last line, a
-table in the metadata of its Parquet file. All of them stay readable by anybody. What has none was
+A JSON object carries its checksum as the last key, a YAML file as a comment in its last line (its
+first line says so, so that a file that was cut at the end of a line is noticed too), a table in the metadata of its Parquet file. All of them stay readable by anybody. What has none was
 written by an older version and is read as it is.
 """
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _JSON = re.compile(r', "crc": "([0-9a-f]{8})"\}\Z')
+_SEALED = "# the last line is a checksum of those above\n"
 _YAML = re.compile(r"# crc32 ([0-9a-f]{8})\n\Z")
 _TABLE = re.compile(rb"fedloom-crc32:([0-9a-f]{8})")
 _BLANK = b"00000000"
@@ -59,6 +60,7 @@ def open_json(text: str) -> tuple[dict[str, Any], bool]:
 
 
 def seal_yaml(text: str) -> str:
+    text = _SEALED + text
     return f"{text}# crc32 {checksum(text.encode())}\n"
 
 
@@ -66,6 +68,8 @@ def open_yaml(text: str) -> bool:
     """Check the text; whether it had a checksum."""
     start = text.rstrip("\n").rfind("\n") + 1
     if not text.startswith("#", start):
+        if text.startswith(_SEALED):
+            raise Damaged("its end is missing")
         return False
     found = _YAML.match(text, start)
     if found is None or checksum(text[:start].encode()) != found[1]:

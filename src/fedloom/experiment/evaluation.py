@@ -88,8 +88,9 @@ class Evaluation:
         clients = self._scored_clients
         common = self._score_common(clients)
         if common is not None:
-            means = {m.name: float(common[f"test_{m.name}"].mean()) for m in self._task.tested}
-            record["test"] = {name: mean for name, mean in means.items() if np.isfinite(mean)}
+            record["test"] = {
+                m.name: float(common[f"test_{m.name}"].mean()) for m in self._task.tested
+            }
         if self.experiment.method.mix.home == "node":
             record["similarity"] = mean_similarity(self._trainable(clients), self._start)
         tables = []

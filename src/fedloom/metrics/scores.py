@@ -148,7 +148,9 @@ def _summary(scored: pd.DataFrame, task: Task) -> dict[str, Any]:
         "best10": float(ordered[-tail:].mean()),
     }
     for measure in (LOSS, *task.measures[1:]):
-        values = scored[measure.name].dropna().to_numpy()
+        values = scored[measure.name].to_numpy()
+        if measure is not LOSS:  # which is always defined: one that is NaN must be seen
+            values = values[~np.isnan(values)]
         if len(values):
             out[measure.name] = float(values.mean())
             out[f"{measure.name}_std"] = float(values.std())

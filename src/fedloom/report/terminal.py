@@ -197,10 +197,14 @@ def downloading() -> Iterator[Callable[[str, int, int | None], None]]:
         yield update
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+def _table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, whole: int = 0
+) -> Table:
+    """A table; the first `left` columns are texts, and the first `whole` are never broken."""
     table = Table(box=None if not out.is_terminal else _box(), pad_edge=False)
     for i, head in enumerate(heads):
-        table.add_column(Text(head), justify="left" if i < left else "right", overflow="fold")
+        side: Any = "left" if i < left or head == "what" else "right"
+        table.add_column(Text(head), justify=side, overflow="fold", no_wrap=i < whole)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
@@ -592,8 +596,9 @@ def print_contacts(report: ContactReport, spec: str) -> None:
 
 
 def print_datasets(rows: Sequence[Mapping[str, Any]]) -> None:
-    heads = list(rows[0])
-    out.print(_table(heads, [[str(row[h]) for h in heads] for row in rows], left=2))
+    heads = [*(head for head in rows[0] if head != "what"), "what"]  # the widest column last
+    table = [[str(row[head]) for head in heads] for row in rows]
+    out.print(_table(heads, table, left=2, whole=len(heads) - 1))
     out.print("\nFetch one with: fedloom data fetch NAME")
 
 
