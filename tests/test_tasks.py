@@ -1,6 +1,7 @@
 """Tasks: what a label is, what is minimised, and how it is scored."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 import fedloom
 from fedloom.data.catalog import load
 from fedloom.data.dataset import from_arrays
+from fedloom.errors import FedloomError
 from fedloom.local import SGD, Batch, cross_entropy
 from fedloom.method import Method
 from fedloom.mix import Average
@@ -588,3 +590,39 @@ def test_an_exported_regression_answers_in_the_values_units(in_tmp):
     assert torch.allclose(ready, plain, atol=1e-3)
     assert 90 < ready.mean() < 110
     assert json.loads((in_tmp / "m.ts.json").read_text())["task"]["name"] == "regression"
+
+
+def test_the_best_of_a_sweep_of_values_is_the_lowest():
+    from fedloom.report.latex import tabular
+
+    rows = [["a", "3762 ± 12"], ["b", "5844 ± 15"]]
+    assert r"\textbf{3762" in tabular(["m", "MSE"], rows, lower=True)
+    assert r"\textbf{5844" in tabular(["m", "score"], rows)
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (lambda outputs, y: outputs.detach().sum(), "differentiated"),
+        (lambda outputs: outputs.sum(), "Your loss failed with TypeError"),
+        (lambda outputs, y: 1 / 0, "Your loss failed with ZeroDivisionError"),
+    ],
+)
+def test_a_loss_that_fails_is_told_in_a_sentence(in_tmp, loss, why):
+    with pytest.raises(FedloomError, match=why):
+        fedloom.run("fedavg", data="wine", clients=3, rounds=1, loss=loss)
+
+
+def test_classes_called_yes_and_no_can_be_found(in_tmp):
+    rows = "\n".join(f"{i},{'yes' if i % 3 else 'no'}" for i in range(60))
+    Path("visits.csv").write_text(f"a,label\n{rows}\n")
+    found = load("visits.csv", options={"positive": False})
+    assert found.classes == ("yes", "no")
+
+
+def test_a_preset_that_draws_by_capacity_takes_data_without_classes(in_tmp):
+    rows = "\n".join(f"{i},{i / 7:.3f}" for i in range(200))
+    Path("values.csv").write_text(f"a,label\n{rows}\n")
+    options = {"capacities": "1:0.5,0.5:0.5", "draw": "capacity", "participation": 0.5}
+    result = fedloom.run("heterofl", data="values.csv", clients=4, rounds=1, **options)
+    assert result.task == "regression"

@@ -95,5 +95,5 @@ def test_a_data_set_without_checksums_is_verified_by_its_mean_and_std(
 ) -> None:
     folder = before_checksums(tmp_path / "toy", small)
     flip(folder / "x.npy", -1)
-    with pytest.raises(FedloomError, match="mean and std of x.npy have changed"):
+    with pytest.raises(FedloomError, match=r"mean and std of x\.npy have changed"):
         store.read(folder)

@@ -11,7 +11,7 @@ import inspect
 import math
 import os
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -68,8 +68,16 @@ def load(
         given["task"] = task
     found = loader(**given).learning(task)
     if positive is not None:
-        found = found.finding(str(positive))
+        found = found.finding(_class_called(positive, found.classes))
     return found if size is None else resized(found, integer("size", size, low=1))
+
+
+def _class_called(given: object, classes: Sequence[str]) -> str:
+    """The class that an option names; a config turns yes and no into truth values."""
+    if isinstance(given, bool):
+        words = ("yes", "true", "on") if given else ("no", "false", "off")
+        return next((name for name in classes if name.lower() in words), str(given))
+    return str(given)
 
 
 def natural(source: Source) -> str | None:

@@ -123,8 +123,9 @@ def guess(y: np.ndarray | list[Hashable], shape: Sequence[int], whole: bool) -> 
 
 def plain(y: Given) -> np.ndarray | list[Hashable]:
     """An array of numbers, or a list of anything."""
-    rows = (isinstance(label, list | tuple | np.ndarray) for label in y)
-    if isinstance(y, list | tuple) and not (len(y) and all(rows)):
+    if isinstance(y, list | tuple) and not (
+        y and all(isinstance(label, list | tuple | np.ndarray) for label in y)
+    ):
         return list(y)  # a tuple among others is the name of a class
     try:
         labels = np.asarray(y)

@@ -408,7 +408,9 @@ def _deal_without_classes(
     data = objects.get("data", given.get("data"))
     if data is None or (isinstance(data, str) and is_by_class(data)):
         return
-    config = make_config({**given, "clients": _MOST_CLIENTS}, method, lenient=lenient)[0]
+    # Only to load the data: how many clients there are, and how they are drawn, is not known yet.
+    loading = {**given, "clients": _MOST_CLIENTS, "draw": "uniform"}
+    config = make_config(loading, method, lenient=lenient)[0]
     dataset = load_dataset(config, objects.get("data"))
     if config.data != "custom":
         objects["data"] = dataset

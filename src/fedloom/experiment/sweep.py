@@ -145,7 +145,7 @@ class Sweep(Study):
         return [Cell(p.name, str(p.settings["method"]), p.settings) for p in self.points]
 
     def tables(self, ask: Ask, results: Results) -> list[Table]:
-        measure = _measure(results)
+        measure = measure_of(results)
         tested = f"test_{measure.name}"
         named = {
             tested: measure.heading("test"),
@@ -175,7 +175,7 @@ class Sweep(Study):
         return [
             point.entry.label,
             *(point.at.get(axis.key, "–") for axis in self.axes),
-            *(_spread(_measure(results), _scores(runs, score)) for score in shown),
+            *(_spread(measure_of(results), _scores(runs, score)) for score in shown),
         ]
 
     def pictures(self, ask: Ask, results: Results) -> Figures:
@@ -190,7 +190,7 @@ class Sweep(Study):
         from fedloom.report.plots import plot_sweep
 
         others = [other for other in self.axes if other is not axis]
-        measure = _measure(results)
+        measure = measure_of(results)
         panels: dict[str, dict[str, dict[str, list[float]]]] = {}
         for values in itertools.product(*(other.values for other in others)):
             rest = dict(zip((o.key for o in others), values, strict=True))
@@ -217,9 +217,14 @@ def _mean(runs: Sequence[Any], name: str, sign: int) -> float:
     return sign * float(np.mean(found)) if found else -np.inf
 
 
-def _measure(results: Results) -> Measure:
+def measure_of(results: Results) -> Measure:
     """What the runs are scored by."""
     runs = [run for found in results.values() for run in found]
+    if len(tasks := sorted({run.task for run in runs})) > 1:
+        raise FedloomError(
+            f"These runs learn different tasks ({', '.join(tasks)}), whose scores are not of one "
+            "kind. Sweep over data of one task at a time; the runs themselves are kept."
+        )
     return runs[0].measures[0] if runs else Measure("accuracy")
 
 

@@ -138,11 +138,13 @@ class Swept:
 
     def latex(self, best: bool = False) -> str:
         """All points for a paper (with the package booktabs), or the best of each method; the
-        highest mean of each column is bold."""
+        best mean of each column is bold."""
+        from fedloom.experiment.sweep import measure_of
         from fedloom.report.latex import tabular
 
         table = self.tables[0 if best else -1]
-        return tabular(table.heads, table.rows, left=1 + len(self._sweep.axes))
+        left, lower = 1 + len(self._sweep.axes), measure_of(self.results).lower
+        return tabular(table.heads, table.rows, left, lower)
 
     def plot(
         self, key: str | None = None, file: str | Path | None = None, width: float | None = None

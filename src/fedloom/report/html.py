@@ -375,7 +375,12 @@ def _ticks(low: float, high: float) -> Sequence[float]:
 
 
 def _tick(measure: Measure, value: float) -> str:
-    return f"{100 * value:.0f}" if measure.share else f"{value:.3g}"
+    """Short enough for the margin."""
+    if measure.share:
+        return f"{100 * value:.0f}"
+    if 1000 <= abs(value) < 10_000:
+        return f"{value:.0f}"
+    return f"{value / 1000:.3g}k" if 10_000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _costs(page: Page) -> str:

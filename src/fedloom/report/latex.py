@@ -23,8 +23,10 @@ def framed(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
-def tabular(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Rows of text; of each column of numbers, the highest mean is bold.
+def tabular(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, lower: bool = False
+) -> str:
+    """Rows of text; of each column of numbers, the highest mean is bold, or the lowest.
 
     >>> print(tabular(["m", "score (%)"], [["a", "1.5 ± 0.1"], ["b", "2.5 ± 0.2"]]))
     \\begin{tabular}{lr}
@@ -36,19 +38,21 @@ def tabular(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) 
     \\bottomrule
     \\end{tabular}
     """
-    best = [_mean(max((row[i] for row in rows), key=_mean)) for i in range(left, len(heads))]
+    sign = -1 if lower else 1
+    means = [[_mean(row[i], sign) for row in rows] for i in range(left, len(heads))]
+    best = [max(column, default=float("-inf")) for column in means]
     made = []
     for row in rows:
         cells = [number(escaped(text)) for text in row[:left]]
         for text, top in zip(row[left:], best, strict=True):
-            bold = _mean(text) == top and top > float("-inf") and len(rows) > 1
+            bold = _mean(text, sign) == top and top > float("-inf") and len(rows) > 1
             cells.append(rf"\textbf{{{number(text)}}}" if bold else number(text))
         made.append(cells)
     return framed(heads, made, left)
 
 
-def _mean(text: str) -> float:
+def _mean(text: str, sign: int) -> float:
     try:
-        return float(text.partition(" ")[0])
+        return sign * float(text.partition(" ")[0])
     except ValueError:
         return float("-inf")

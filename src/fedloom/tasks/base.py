@@ -79,11 +79,31 @@ class Task(ABC):
     def loss(self, outputs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """The mean loss of a batch, or of the samples of it that count."""
         if self.own_loss is not None:
-            return _scalar(self.own_loss(outputs, y))
+            return self._own(outputs, y)
         if weight is None:
             return self.mean(outputs, y)
         # A batch that is all padding costs nothing and moves nothing.
         return (self.each(outputs, y) * weight).sum() / weight.sum().clamp(min=1)
+
+    def _own(self, outputs: Tensor, y: Tensor) -> Tensor:
+        assert self.own_loss is not None
+        try:
+            found = _scalar(self.own_loss(outputs, y))
+        except FedloomError:
+            raise
+        except Exception as e:  # whatever somebody's function may do
+            raise FedloomError(
+                f"Your loss failed with {type(e).__name__}: {e}. It is called as loss(outputs, "
+                f"labels), here with outputs of shape {tuple(outputs.shape)} and labels of shape "
+                f"{tuple(y.shape)} ({y.dtype}), and returns the mean over the batch."
+            ) from e
+        if outputs.requires_grad and not found.requires_grad:
+            raise FedloomError(
+                "Your loss does not depend on the outputs in a way that can be differentiated: "
+                "compute it with torch from the outputs as they are, without .detach(), .item() or "
+                "numpy."
+            )
+        return found
 
     def mean(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean loss of a batch."""
