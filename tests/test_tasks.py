@@ -626,3 +626,10 @@ def test_a_preset_that_draws_by_capacity_takes_data_without_classes(in_tmp):
     options = {"capacities": "1:0.5,0.5:0.5", "draw": "capacity", "participation": 0.5}
     result = fedloom.run("heterofl", data="values.csv", clients=4, rounds=1, **options)
     assert result.task == "regression"
+
+
+def test_values_that_single_precision_would_lose_are_refused():
+    spread = np.random.default_rng(0).normal(0, 50, 100)
+    assert from_arrays(np.zeros((100, 2)), 1e6 + spread).task.name == "regression"
+    with pytest.raises(FedloomError, match="Subtract a constant"):
+        from_arrays(np.zeros((100, 2)), 1.7e9 + spread)

@@ -165,6 +165,15 @@ def _values(y: npt.NDArray[np.float64], names: Sequence[str]) -> Labels:
         raise FedloomError(
             "Some labels are NaN or infinite. Remove these rows or give them a value."
         )
+    spread = y.std(axis=0)
+    lost = (np.abs(y.astype(np.float32) - y).max(axis=0, initial=0) > 1e-3 * spread) & (spread > 0)
+    if lost.any():
+        at = int(lost.argmax())
+        raise FedloomError(
+            f"The values of '{names[at]}' are large and close together ({y[:, at].mean():.6g} ± "
+            f"{spread[at]:.2g}): as single-precision numbers they would be rounded to one another. "
+            "Subtract a constant from them first."
+        )
     return Labels(y.astype(np.float32), tuple(names), Regression(y.shape[1]))
 
 
