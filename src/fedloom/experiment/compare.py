@@ -16,6 +16,7 @@ import yaml
 
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.config import read_config
+from fedloom.experiment.fitting import same_task
 from fedloom.experiment.pairing import differences, in_common, notes
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import RESUMABLE
@@ -202,13 +203,7 @@ class Comparison:
     @cached_property
     def task(self) -> str:
         """What all of them learn."""
-        found = {run.task for runs in self.results.values() for run in runs}
-        if len(found) > 1:
-            raise FedloomError(
-                f"These runs learn different tasks, {' and '.join(sorted(found))}: their scores "
-                "can't stand in one table."
-            )
-        return found.pop()
+        return same_task(run.task for runs in self.results.values() for run in runs)
 
     @cached_property
     def all_columns(self) -> dict[str, Column]:

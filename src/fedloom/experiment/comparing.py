@@ -7,19 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedloom.data.catalog import is_by_class
+from fedloom.data.partition import by_column
 from fedloom.engine import Diverged
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.api import check_flags, numbered, planned, run, settle, showing
 from fedloom.experiment.concern import idle
 from fedloom.experiment.config import agreed, merge, normal
 from fedloom.experiment.entry import Entry, MethodLike, named
+from fedloom.experiment.fitting import check_task, same_task
 from fedloom.experiment.pairing import unused
 from fedloom.experiment.plugins import trust
 from fedloom.experiment.runner import Watcher
 from fedloom.experiment.settings import Config
-from fedloom.experiment.setup import checked
+from fedloom.experiment.setup import checked, load_dataset
 from fedloom.experiment.store import RunStore
 from fedloom.files import is_temporary, slug
+from fedloom.tasks import Task
 
 if TYPE_CHECKING:
     from fedloom.experiment.compare import Comparison
@@ -258,6 +262,7 @@ def _on_the_same(lines: Sequence[_Line], before: Comparison | None) -> dict[str,
             checked(config, method)
         except FedloomError as e:
             raise FedloomError(f"{line.label}: {e}") from None
+    _check_tasks(lines)
     there = {} if before is None else before.agreed()
     for key, value in {**there, **agreed(configs)}.items():
         if before is not None and there.get(key) != value:
@@ -269,6 +274,22 @@ def _on_the_same(lines: Sequence[_Line], before: Comparison | None) -> dict[str,
             if line.settings.get(key) in (None, "auto"):
                 line.settings[key] = value
     return out
+
+
+def _check_tasks(lines: Sequence[_Line]) -> None:
+    """Refuse methods that can't learn the task of their data, and data of different tasks. Data is
+    loaded where that can't be told from its name."""
+    plans = [line.plan() for line in lines]
+    keys = [repr((c.data, c.data_options, c.task, by_column(c.partition))) for c, _ in plans]
+    tasks: dict[str, Task] = {}
+    for key, line, (config, method) in zip(keys, lines, plans, strict=True):
+        if len(set(keys)) == 1 and is_by_class(config.data):
+            return
+        if key not in tasks:
+            own = line.settings.get("data") if config.data == "custom" else None
+            tasks[key] = load_dataset(config, own).task
+        check_task(config.method, method, tasks[key])
+    same_task(task.name for task in tasks.values())
 
 
 def _check_folder(folder: Path) -> None:

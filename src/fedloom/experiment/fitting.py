@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fedloom.errors import FedloomError
 from fedloom.local import LocalRule
@@ -30,6 +30,17 @@ def check_task(name: str, method: Method, task: Task) -> None:
             f"{name} can't learn this: it puts an output behind each block that answers once for a "
             f"sample, and {task.name} has an answer for every place. Choose another method."
         )
+
+
+def same_task(names: Iterable[str]) -> str:
+    """The task of all of these runs."""
+    found = sorted(set(names))
+    if len(found) > 1:
+        raise FedloomError(
+            f"These runs learn different tasks, {' and '.join(found)}: their scores can't stand in "
+            "one table. Take data of one task at a time."
+        )
+    return found[0]
 
 
 def _reasons(method: Method, task: Task) -> Iterator[str]:

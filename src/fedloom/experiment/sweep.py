@@ -19,6 +19,7 @@ from fedloom.experiment.api import planned
 from fedloom.experiment.concern import idle
 from fedloom.experiment.config import as_words, merge, parse_settings
 from fedloom.experiment.entry import Entry, named
+from fedloom.experiment.fitting import same_task
 from fedloom.experiment.settings import Config
 from fedloom.experiment.study import Ask, Cell, Drawn, Figures, Results, Study, Table, spread
 from fedloom.files import slug
@@ -220,12 +221,10 @@ def _mean(runs: Sequence[Any], name: str, sign: int) -> float:
 def measure_of(results: Results) -> Measure:
     """What the runs are scored by."""
     runs = [run for found in results.values() for run in found]
-    if len(tasks := sorted({run.task for run in runs})) > 1:
-        raise FedloomError(
-            f"These runs learn different tasks ({', '.join(tasks)}), whose scores are not of one "
-            "kind. Sweep over data of one task at a time; the runs themselves are kept."
-        )
-    return runs[0].measures[0] if runs else Measure("accuracy")
+    if not runs:
+        return Measure("accuracy")
+    same_task(run.task for run in runs)
+    return runs[0].measures[0]
 
 
 def _spread(measure: Measure, values: Sequence[float]) -> str:
