@@ -253,7 +253,9 @@
       var found = lines(p[0]), old = charts[p[0]];
       var shape = how.x + "|" + found.map(function (l) { return l.name; }).join("|");
       if (!found.length) { if (old) { old.box.remove(); old.plot.destroy(); delete charts[p[0]]; } return; }
-      var panel = { title: p[1], unit: p[2] || runs[ticked[0]].measure.axis, lines: found };
+      var axes = new Set(ticked.map(function (key) { return runs[key].measure.axis; }));
+      var unit = p[2] || (axes.size === 1 ? [...axes][0] : "each in its own measure: " + [...axes].join(", "));
+      var panel = { title: p[1], unit: unit, lines: found };
       if (old && old.shape === shape) { old.panel = panel; Curves.update(old.plot, panel, how); return; }
       if (old) old.plot.destroy();
       var box = old ? old.box : element("div", "chart");
