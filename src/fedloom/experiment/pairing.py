@@ -16,6 +16,7 @@ from fedloom.data.public import Wish
 from fedloom.errors import FedloomError
 from fedloom.experiment.capacities import Capacities
 from fedloom.experiment.config import normal
+from fedloom.experiment.plugins import is_file
 from fedloom.experiment.settings import Config
 from fedloom.method import Method
 from fedloom.methods.registry import without_nones
@@ -133,7 +134,9 @@ def _options(run: Result, base: Result, baseline: str, label: str) -> list[str]:
         if same and theirs.get(key) != value:
             out.append(f"{key}={_word(value)} ({baseline}: {_word(theirs.get(key))})")
         elif not same and key in run.options:
-            out.append(f"{key}={_word(value)}, which is not its default")
+            # What the defaults of a method in a file are, only running that file would tell.
+            own = is_file(run.config["method"])
+            out.append(f"{key}={_word(value)}" + ("" if own else ", which is not its default"))
     return out
 
 
