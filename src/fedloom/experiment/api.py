@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fedloom.data.catalog import SITES, is_by_class, natural
+from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Partition, by_column
 from fedloom.data.split import named_clients
 from fedloom.engine import Diverged
@@ -408,14 +409,22 @@ def _deal_without_classes(
     data = objects.get("data", given.get("data"))
     if data is None or (isinstance(data, str) and is_by_class(data)):
         return
-    # Only to load the data: how many clients there are, and how they are drawn, is not known yet.
-    loading = {**given, "clients": _MOST_CLIENTS, "draw": "uniform"}
-    config = make_config(loading, method, lenient=lenient)[0]
+    _, dataset = _loaded(given, method, objects, lenient)
+    if not dataset.task.by_class:
+        given["partition"] = "iid"
+
+
+def _loaded(
+    given: Mapping[str, Any], method: type[MethodOptions], objects: dict[str, Any], lenient: bool
+) -> tuple[Config, Dataset]:
+    """The data, loaded before it is known how many clients there are and how they can be drawn, and
+    kept for the run."""
+    asked = {**given, "clients": _MOST_CLIENTS, "draw": "uniform"}  # with any participation
+    config = make_config(asked, method, lenient=lenient)[0].model_copy(update={"clients": 1})
     dataset = load_dataset(config, objects.get("data"))
     if config.data != "custom":
         objects["data"] = dataset
-    if not dataset.task.by_class:
-        given["partition"] = "iid"
+    return config, dataset
 
 
 def _named_clients(
@@ -426,11 +435,7 @@ def _named_clients(
     spec = objects.get("partition", given.get("partition"))
     if spec in (None, "custom") or by_column(spec) is None:
         return None if spec in (None, "custom") else named_clients(None, spec)
-    asked = {**given, "clients": _MOST_CLIENTS}  # whatever participation asks for
-    config = make_config(asked, method, lenient=lenient)[0].model_copy(update={"clients": 1})
-    dataset = load_dataset(config, objects.get("data"))
-    if config.data != "custom":
-        objects["data"] = dataset
+    config, dataset = _loaded(given, method, objects, lenient)
     return named_clients(dataset, spec, config.pool)
 
 

@@ -477,9 +477,10 @@ def _partition(page: Page) -> str:
         if len(held.counts) == held.clients
         else f"the first {len(held.counts)} of {held.clients:,} clients"
     )
-    out.append(f"<text x='{(left + end) / 2:.0f}' y='{height - 6}' text-anchor='middle'>{some}, "
+    box = max(end + 2, 360)  # wide enough for the caption, however few clients there are
+    centre = max((left + end) / 2, 180)
+    out.append(f"<text x='{centre:.0f}' y='{height - 6}' text-anchor='middle'>{some}, "
                f"a row for each class; darkest: {most:,} samples</text>")  # fmt: skip
-    box = max(end + 2, 360)
     drawing = (
         f"<svg style='max-width:{1.2 * box:.0f}px' role='img' viewBox='0 0 {box:.0f} {height}'>"
         f"{''.join(out)}</svg>"
