@@ -324,6 +324,8 @@ def test_rates_of_the_swap_study_are_chosen_on_validation_data_and_read_again(in
         best = max((0.05, 0.1), key=lambda lr: micro[f"classes-full-{name}-lr{lr}"])
         assert chosen["digits"]["classes"]["full"][name] == best
     assert sum(text.startswith("**") for row in table.rows for text in row) == 2
+    (panel,) = study.pictures(ask, results)[0].figure().axes  # only what was run
+    assert {line.get_label() for line in panel.lines} == {"FedAvg", "FedSwap random"}
     monkeypatch.setattr("fedloom.studies.s0_swap.chosen_rates", lambda: {
         "digits": {"classes": {"full": {"fedavg": 0.3, "random": 0.7, "min-cka": 0.9}}}
     })  # fmt: skip

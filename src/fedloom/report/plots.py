@@ -216,14 +216,18 @@ def plot_sweep(
     the band their range; values are numbers, on a logarithmic axis or not, or (None) words."""
     figure = new_figure(max(4.2 * len(panels), 5), 3.8)
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    methods = list(dict.fromkeys(method for lines in panels.values() for method in lines))
+    drawn: dict[str, Any] = {}
     for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-        for i, (method, scores) in enumerate(lines.items()):
+        for method, scores in lines.items():
+            i = methods.index(method)  # a method looks the same in all panels
             shown = [v for v in values if scores.get(v)]
             if logarithmic is not None:
                 shown.sort(key=float)
             x = [values.index(v) if logarithmic is None else float(v) for v in shown]
             found = [measure.factor * np.asarray(scores[v]) for v in shown]
-            axis.plot(x, [f.mean() for f in found], **look(i), marker="o", label=method)
+            mean = [f.mean() for f in found]
+            drawn[method] = axis.plot(x, mean, **look(i), marker="o", label=method)[0]
             axis.fill_between(
                 x, [f.min() for f in found], [f.max() for f in found],
                 color=look(i)["color"], alpha=0.15, lw=0,
@@ -232,10 +236,12 @@ def plot_sweep(
         axis.set_title(title, fontsize=10)
         if logarithmic:
             axis.set_xscale("log")
+            axis.set_xticks([float(v) for v in values], values)
+            axis.minorticks_off()
         elif logarithmic is None:
             axis.set_xticks(range(len(values)), values)
-    lines_, labels = axes[0].get_legend_handles_labels()
-    figure.legend(lines_, labels, loc="outside lower center", ncols=min(len(labels), 4) or 1)
+    columns = min(len(drawn), 4) or 1
+    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns)
     return figure
 
 

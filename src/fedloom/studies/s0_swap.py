@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -333,10 +334,32 @@ class S0Swap(Study):
         heads = ["run", "test accuracy (%)", "divergence"]
         return Table(f"{ask.data}: baselines and control; {ask.over}", heads, rows)
 
+    def _rates_pictures(self, ask: Ask, results: Results) -> Figures:
+        from fedloom.report.plots import plot_sweep
+
+        values = [f"{lr:g}" for lr in SIZES[ask.data].rates]
+        found: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {}
+        for skew, part, name in _tuned_places():
+            cells = {lr: results.get(f"{skew}-{part}-{name}-lr{lr}", ()) for lr in values}
+            scores = {lr: [r.summary["micro"] for r in runs] for lr, runs in cells.items() if runs}
+            if scores:
+                share = f"{100 * PARTS[part]:g} % of the clients in a round"
+                found.setdefault(skew, {}).setdefault(share, {})[METHODS[name].label] = scores
+        return [
+            Drawn(
+                f"rates-{skew}",
+                f"{skew}: accuracy on validation data by learning rate, {ask.over}",
+                partial(plot_sweep, "learning rate", values, panels, logarithmic=True),
+            )
+            for skew, panels in found.items()
+        ]
+
     def pictures(self, ask: Ask, results: Results) -> Figures:
+        if ask.preset == "rates":
+            return self._rates_pictures(ask, results)
         out: list[Picture | Drawn] = []
         ways = _ways(ask)
-        for part in _parts(ask) if ask.preset != "rates" else ():
+        for part in _parts(ask):
             found = {n: results[f"{part}-{n}"] for n in ways if f"{part}-{n}" in results}
             curves = {ways[n].label: [_curve(r) for r in runs] for n, runs in found.items()}
             every = {ways[n].label: [r.rounds for r in runs] for n, runs in found.items()}
