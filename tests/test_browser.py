@@ -337,3 +337,60 @@ def test_the_live_page_plays_a_moving_network_on_a_phone(watching, opened, monke
     page.locator("#film").click(position={"x": spot[0], "y": spot[1]})
     wait_for(page, "/combines/.test(document.querySelector('#film-says').textContent)")
     assert too_wide(page) == []
+
+
+def test_the_live_page_says_what_is_damaged(watching, opened, monkeypatch):
+    address, _, folder = watching
+    monkeypatch.chdir(folder)
+    for name in ("cut", "spoilt", "lost"):
+        fedloom.run("fedavg", out=name, **SMALL)
+    rounds = folder / "cut/rounds.jsonl"
+    rounds.write_bytes(rounds.read_bytes()[:-30])
+    (folder / "spoilt/config.yaml").write_text("method: [")
+    (folder / "lost/config.yaml").unlink()
+    page = opened(address, 400)
+    page.wait_for_selector("button:text-is('lost')")
+    for name, why, done in (("cut", "last whole line is round 2", "2 / 3"),
+                            ("spoilt", "config.yaml is damaged", "3 rounds"),
+                            ("lost", "config.yaml is missing", "3 rounds")):  # fmt: skip
+        row = page.locator(f".run:has(button:text-is('{name}'))")
+        assert state(page, name) == "damaged"
+        assert why in row.locator(".wrong").inner_text()
+        assert row.locator(".line").inner_text().split("\n")[-1] == done
+        page.click(f"button:text-is('{name}')")
+        wait_for(page, f"document.querySelector('#one-name').textContent === '{name}'")
+        assert why in page.locator("#one-state").inner_text()
+        assert page.locator("#report").is_hidden()
+    assert too_wide(page) == []
+
+
+def test_the_live_page_draws_each_measure_on_its_own_axis(watching, opened, monkeypatch):
+    address, _, folder = watching
+    monkeypatch.chdir(folder)
+    for name, data in (("a", "digits"), ("b", "digits"), ("c", "diabetes")):
+        fedloom.run("fedavg", out=name, data=data, seed=int(name == "b"), **SMALL)
+    page = opened(address)
+    page.wait_for_selector("button:text-is('c')")
+    for name in "ab":
+        page.locator(f".run:has(button:text-is('{name}')) input").check()
+    page.wait_for_selector(".chart[data-score=macro] canvas")
+    assert page.locator(".chart[data-score=macro]").count() == 1
+    assert page.locator("#apart").is_hidden()
+
+    page.locator(".run:has(button:text-is('c')) input").check()
+    wait_for(page, "document.querySelectorAll('.chart[data-score=macro]').length === 2")
+    wait_for(page, "document.querySelectorAll('.chart[data-score=train_loss]').length === 2")
+    assert "accuracy, MSE" in page.locator("#apart").inner_text()
+    assert page.locator("#together").is_hidden()  # one report can't rank them
+    titles = page.locator(".chart h3").all_inner_texts()
+    assert titles[:2] == ["Common test set, accuracy", "Common test set, MSE"]
+    tips = page.locator(".chart[data-score=macro] .u-over")
+    for i, shown in enumerate((["a", "b"], ["c"])):
+        tips.nth(i).hover()
+        tip = page.locator(".chart[data-score=macro] .tip").nth(i)
+        assert [line[0] for line in tip.inner_text().split("\n")[1:]] == shown
+    assert empty_charts(page) == 0
+    assert too_wide(page) == []
+    page.locator(".run:has(button:text-is('c')) input").uncheck()
+    wait_for(page, "document.querySelectorAll('.chart[data-score=macro]').length === 1")
+    assert page.locator(".chart h3").first.inner_text() == "Common test set"

@@ -76,7 +76,7 @@ def test_a_file_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
     make_run(tmp_path / "r", lines=[scored(1)])
     follower = Follower(tmp_path)
     version = only(follower).version
-    monkeypatch.setattr(follow, "_record", lambda line: pytest.fail("it was read again"))
+    monkeypatch.setattr(follow, "_record", lambda *given: pytest.fail("it was read again"))
     assert only(follower).version == version
 
 
@@ -86,7 +86,7 @@ def test_of_a_long_file_only_the_end_is_read_at_first(tmp_path, monkeypatch):
     lines[9] = scored(10)
     make_run(tmp_path / "r", 60, lines)
     read, real = [], follow._record
-    monkeypatch.setattr(follow, "_record", lambda line: read.append(line) or real(line))
+    monkeypatch.setattr(follow, "_record", lambda *given: read.append(given) or real(*given))
     run = only(Follower(tmp_path))
     assert run.done == 59
     assert run.scored == {"round": 10, "test": 100.0}
@@ -124,6 +124,54 @@ def test_damage_is_a_state_and_a_deleted_run_is_gone(tmp_path):
     follower.look(find=False)
     assert "bad" not in {run.name for run in follower.runs.values()}
     assert not file.parent.exists()
+
+
+def damage(folder):
+    run = only(Follower(folder))
+    assert run.summary()["wrong"] == run.wrong
+    return run.state, run.wrong
+
+
+def test_a_damaged_run_says_what_is_damaged(quick, tmp_path):
+    """Killed or cut: only what is behind the newest checkpoint may be missing."""
+    quick(out="runs/r")
+    folder, runs = tmp_path / "runs/r", tmp_path / "runs"
+    config, rounds = folder / "config.yaml", folder / "rounds.jsonl"
+    whole, lines = config.read_bytes(), rounds.read_bytes().splitlines(keepends=True)
+    follower = Follower(runs)
+    assert damage(runs) == (only(follower).state, "") == ("finished", "")
+
+    rounds.write_bytes(b"".join(lines)[:-30])
+    state, wrong = damage(runs)
+    assert state == only(follower).state == "damaged"
+    assert "its last whole line is round 2, but there is a checkpoint of round 3" in wrong
+    rounds.write_bytes(lines[0] + lines[2])
+    assert "line of round 2 is missing; round 3 is in its place" in damage(runs)[1]
+    rounds.write_bytes(lines[0] + lines[1][:40] + lines[2])
+    assert "line of round 2 is cut off or changed" in damage(runs)[1]
+    rounds.write_bytes(lines[1] + lines[2])
+    assert "line of round 1 is missing" in damage(runs)[1]
+    rounds.unlink()
+    assert "rounds.jsonl is empty or missing" in damage(runs)[1]
+    rounds.write_bytes(b"".join(lines))
+    follower.look()
+    assert only(follower).state == "finished"  # a good copy was put in its place
+
+    config.write_bytes(whole.replace(b"rounds: 3", b"rounds: 5"))
+    assert damage(runs)[1].startswith("config.yaml is damaged: its checksum does not match.")
+    config.write_bytes(b"method: [")
+    run = only(follower)
+    assert run.state == "damaged"
+    assert (run.done, run.rounds) == (3, 0)
+    config.unlink()
+    assert damage(runs)[1].startswith("config.yaml is missing.")
+    config.write_bytes(whole)
+    assert damage(runs) == (only(follower).state, only(follower).wrong) == ("finished", "")
+
+    for file in (folder / "checkpoints").iterdir():
+        file.unlink()
+    rounds.write_bytes(b"".join(lines)[:-30])
+    assert damage(runs) == ("stopped", "")  # as after a kill: --resume goes on
 
 
 def test_hundreds_of_runs_are_found_in_their_groups(tmp_path):

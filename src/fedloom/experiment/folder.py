@@ -182,6 +182,11 @@ class RunFolder:
     def has_checkpoint(self) -> bool:
         return bool(self._saved())
 
+    def newest_checkpoint(self) -> int:
+        """Its round, by the names of the files; 0 if there is none."""
+        saved = self._saved()
+        return saved[-1][0] if saved else 0
+
     def sweep(self) -> None:
         """Delete the temporary files of a killed process."""
         for folder in (self.path, self._parts, self._checkpoints):

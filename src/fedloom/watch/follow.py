@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from fedloom.experiment.checksums import Damaged, open_json
+from fedloom.experiment.checksums import Damaged, open_json, open_yaml
 from fedloom.experiment.folder import REPORT, RunFolder
 from fedloom.experiment.settings import BadYaml, parse_yaml
 from fedloom.files import slug
@@ -47,6 +47,7 @@ _WRITTEN: dict[str, type | tuple[type, ...]] = {
     "round": int, "participants": list, "seconds": (int, float), "bytes_up": int, "bytes_down": int,
 }  # fmt: skip
 _VERSIONS = itertools.count(1)  # never the same twice, also for a run that comes again
+_ADVICE = "Put a good copy in its place."
 _SCORED = ("test", "macro", "worst10", "new_macro")  # in the measure of the task
 
 
@@ -98,7 +99,7 @@ class Points:
 
     def update(self) -> None:
         for at, line in self.tail.read():
-            self._add(at, _record(line))
+            self._add(at, _record(line, self.round[-1] if self.round else 0))
 
     def _add(self, at: int, record: dict[str, Any]) -> None:
         before = (self.mb[-1], self.seconds[-1]) if self.mb else (0.0, 0.0)
@@ -132,7 +133,7 @@ class Run:
     version: int = 0
     config: dict[str, Any] = field(default_factory=dict)
     state: str = "new"
-    wrong: str = ""
+    wrong: str = ""  # what is damaged, and what can be done
     last: dict[str, Any] = field(default_factory=dict)  # of the newest record
     scored: dict[str, Any] = field(default_factory=dict)  # of the newest that was scored
     measure: Measure = Classification.measures[0]
@@ -143,6 +144,9 @@ class Run:
     _points: Points | None = None
     _seen: tuple[Any, ...] = ()
     _config_seen: tuple[Any, ...] = ()
+    _saved: tuple[int, int] = (0, 0)  # when checkpoints changed, the round of the newest
+    _bad_config: str = ""
+    _bad_rounds: str = ""
 
     @property
     def done(self) -> int:
@@ -155,52 +159,82 @@ class Run:
     def look(self) -> None:
         """See what has changed; `version` grows with every change that a page should know of."""
         before = (self.state, self.done, self.wrong, self._config_seen)
-        with contextlib.suppress(OSError):
-            self._read_config()
-            self._read_rounds()
-        self.state = self._state()
+        active = self.folder.active
+        self._read_config(active)
+        self._read_rounds(active)
+        self.wrong = self._bad_config or self._bad_rounds or ("" if active else self._cut())
+        self.state = self._state(active)
         if (self.state, self.done, self.wrong, self._config_seen) != before:
             self.version = next(_VERSIONS)
 
-    def _read_config(self) -> None:
-        stat = self.folder.config_file.stat()
-        seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        if seen == self._config_seen:
-            return
-        self._config_seen = seen
-        self.wrong = ""
+    def _read_config(self, active: bool) -> None:
+        file = self.folder.config_file
         try:
-            found = parse_yaml(self.folder.config_file.read_text(encoding="utf-8"))
-        except (BadYaml, UnicodeDecodeError):
-            found = None
-        if not isinstance(found, dict) or not all(
-            isinstance(found.get(key), int) for key in ("rounds", "clients", "seed")
-        ):
-            self.config, self.wrong = {}, "config.yaml is damaged"
+            stat = file.stat()
+            seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if seen == self._config_seen:
+                return
+            self.config, self._bad_config = {}, ""
+            self._config_seen = seen
+            content = file.read_bytes()
+        except OSError as e:
+            self._config_seen = ()
+            if active:  # a run that is replaced has no config for a moment
+                return
+            gone = isinstance(e, FileNotFoundError)
+            what = "is missing" if gone else f"can't be read ({e.strerror})"
+            self.config, self._bad_config = {}, f"config.yaml {what}. {_ADVICE}"
             return
-        self.config = found
+        try:
+            self.config = _config(content)
+        except Damaged as e:
+            self._bad_config = f"config.yaml is damaged: {e}. {_ADVICE}"
 
-    def _read_rounds(self) -> None:
+    def _read_rounds(self, active: bool) -> None:
         file = self.folder.rounds_file
         try:
             stat = file.stat()
-        except FileNotFoundError:
+        except OSError:
             self._forget()
             return
         seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if seen == self._seen:
             return
+        if self._bad_rounds and not active:  # perhaps it was mended
+            self._forget()
         self._seen, self.written = seen, stat.st_mtime
         try:
             if self._tail is None:
                 self._begin(stat.st_size)
             assert self._tail is not None
+            before = self.done if self.done or not self._tail.offset else None
             for _, line in self._tail.read():
-                self._add(_record(line))
+                record = _record(line, before)
+                self._add(record)
+                before = record["round"]
         except Replaced:
             self._forget()
         except Damaged as e:
-            self.wrong = f"rounds.jsonl is damaged: {e}"
+            self._bad_rounds = f"rounds.jsonl is damaged: {e}. {_ADVICE}"
+        except OSError as e:
+            self._bad_rounds = f"rounds.jsonl can't be read ({e.strerror})."
+
+    def _cut(self) -> str:
+        """What is wrong with records that end before the newest checkpoint: it is written after
+        them. A line that breaks off behind it is only a process that was killed."""
+        with contextlib.suppress(OSError):
+            changed = (self.folder.path / "checkpoints").stat().st_mtime_ns
+            if changed != self._saved[0]:
+                self._saved = changed, self.folder.newest_checkpoint()
+        saved = self._saved[1]
+        if self.done >= saved:
+            return ""
+        what = (
+            f"rounds.jsonl is cut off: its last whole line is round {self.done}"
+            if self.done
+            else "rounds.jsonl is empty or missing"
+        )
+        return f"{what}, but there is a checkpoint of round {saved}. {_ADVICE}"
 
     def _begin(self, size: int) -> None:
         """Start near the end, but so that a scored round is among what is read, if that is not too
@@ -235,13 +269,13 @@ class Run:
     def _forget(self) -> None:
         """The file is gone, or another one: begin anew at the next look."""
         self._tail, self._points, self._seen = None, None, ()
-        self.last, self.scored = {}, {}
+        self.last, self.scored, self._bad_rounds = {}, {}, ""
         self.recent.clear()
 
-    def _state(self) -> str:
+    def _state(self, active: bool) -> str:
         if self.wrong:
             return "damaged"
-        if self.folder.active:
+        if active:
             return "stopping" if self.folder.stop_asked else "running"
         if self.rounds and self.done >= self.rounds:
             return "finished"
@@ -282,8 +316,10 @@ class Run:
             self._points.update()
         except Replaced:
             self._points = Points(Tail(self.folder.rounds_file))
-        except Damaged as e:
-            self.wrong = self.wrong or f"rounds.jsonl is damaged: {e}"
+        except Damaged as e:  # further up than `look` reads
+            self._bad_rounds = self._bad_rounds or f"rounds.jsonl is damaged: {e}. {_ADVICE}"
+        except OSError as e:
+            self._bad_rounds = f"rounds.jsonl can't be read ({e.strerror})."
         return self._points
 
     def record(self, round: int) -> dict[str, Any]:
@@ -410,8 +446,8 @@ def _folders(root: Path) -> Iterator[Path]:
     level = [(root, 0)]
     while level:
         folder, depth = level.pop()
-        if (folder / "config.yaml").is_file():
-            yield folder
+        if any((folder / name).is_file() for name in ("config.yaml", "rounds.jsonl")):
+            yield folder  # a run that has lost its config is one as well
             continue
         if depth >= _DEEPEST:
             continue
@@ -428,13 +464,31 @@ def _folders(root: Path) -> Iterator[Path]:
         level += [(path, depth + 1) for path in sorted(inside, reverse=True)]
 
 
-def _record(line: bytes) -> dict[str, Any]:
+def _config(content: bytes) -> dict[str, Any]:
+    try:
+        text = content.decode()
+        found = parse_yaml(text)
+    except (BadYaml, UnicodeDecodeError):
+        raise Damaged("it is not valid YAML") from None
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key), int) for key in ("rounds", "clients", "seed")
+    ):
+        raise Damaged("it is not a run's config")
+    open_yaml(text)
+    return found
+
+
+def _record(line: bytes, before: int | None = None) -> dict[str, Any]:
+    """The record in a line that comes after that of round `before`, where this is known."""
+    where = "a line" if before is None else f"the line of round {before + 1}"
     try:
         record = open_json(line.decode().removesuffix("\n"))[0]
-    except UnicodeDecodeError:
-        raise Damaged("a line is not text") from None
+    except (Damaged, UnicodeDecodeError):
+        raise Damaged(f"{where} is cut off or changed") from None
     if not all(isinstance(record.get(key), kind) for key, kind in _WRITTEN.items()):
-        raise Damaged("a line is not the record of a round")
+        raise Damaged(f"{where} is not the record of a round")
+    if before is not None and record["round"] != before + 1:
+        raise Damaged(f"{where} is missing; round {record['round']} is in its place")
     return record
 
 

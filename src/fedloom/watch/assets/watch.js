@@ -11,6 +11,7 @@
     ["train_loss", "Training loss", "loss"],
     ["degree", "Nodes met in a round", "nodes"],
     ["dominating", "Size of the dominating sets", "nodes"]];
+  var SHARED = ["degree", "dominating"]; // whatever the task is, these can be on one axis
   var AXES = { round: "round", MB: "MB sent and received", s: "seconds of computing" };
   var runs = {}, groups = {}, rows = {}, boxes = {}, data = {};
   var ticked = [], open = null, charts = {}, how = { x: "round", axes: AXES, hidden: {}, height: 240 };
@@ -49,6 +50,10 @@
     return run.measure.unit ? v.toFixed(2) + " " + run.measure.unit : run.measure.called + " " + Curves.number(v);
   }
 
+  function rounds(run) { // how many there should be is in its config
+    return run.rounds ? run.done + " / " + run.rounds : run.done === 1 ? "1 round" : run.done + " rounds";
+  }
+
   function makeRow(id) {
     var row = element("div", "run"), box = element("input");
     box.type = "checkbox";
@@ -61,8 +66,9 @@
     row.bar = element("progress");
     row.rounds = element("span");
     row.left = element("span");
+    row.wrong = element("div", "wrong");
     line.append(row.state, row.bar, row.rounds, row.left);
-    row.append(box, name, row.score, line);
+    row.append(box, name, row.score, line, row.wrong);
     row.dataset.id = id;
     box.addEventListener("change", function () { tick(id, box.checked); });
     name.addEventListener("click", function () { show(id); });
@@ -78,9 +84,12 @@
     row.score.title = run.scored.macro !== undefined ? "clients' own test data" : "common test set";
     row.state.className = "state " + run.state;
     set(row.state, run.state);
+    row.bar.hidden = !run.rounds;
     row.bar.max = run.rounds || 1;
     row.bar.value = run.done;
-    set(row.rounds, run.done + " / " + run.rounds);
+    set(row.rounds, rounds(run));
+    set(row.wrong, run.wrong);
+    row.wrong.hidden = !run.wrong;
     set(row.left, run.left == null ? "" : duration(run.left) + " left");
     row.box.checked = ticked.indexOf(run.id) >= 0;
     row.classList.toggle("open", open === run.id);
@@ -197,13 +206,32 @@
     });
   }
 
-  function lines(key) {
+  // Runs of different tasks have a chart each: an accuracy and an error have no axis in common.
+  function panels() {
+    var called = [];
+    ticked.forEach(function (id) {
+      var name = runs[id].measure.called;
+      if (runs[id].done && called.indexOf(name) < 0) called.push(name);
+    });
+    set($("apart"), called.length < 2 ? "" : "These runs are scored by different measures (" + called.join(", ") + "): each has its own charts.");
+    var out = [];
+    PANELS.forEach(function (p) {
+      if (called.length < 2 || SHARED.indexOf(p[0]) >= 0) out.push({ key: p[0], score: p[0], title: p[1], unit: p[2], called: null });
+      else called.forEach(function (name) {
+        var title = p[1] + (p[2] ? ", runs scored by " : ", ") + name;
+        out.push({ key: p[0] + " " + name, score: p[0], title: title, unit: p[2], called: name });
+      });
+    });
+    return out;
+  }
+
+  function lines(key, called) {
     var names = labels(), families = {}, order = [];
     ticked.forEach(function (id, i) {
       var d = data[id];
       var family = $("join").checked ? names[i].replace(/-s\d+$/, "") : names[i];
       if (order.indexOf(family) < 0) order.push(family);
-      if (!d || !d.scores[key]) return;
+      if (!d || !d.scores[key] || (called && runs[id].measure.called !== called)) return;
       (families[family] = families[family] || []).push(d);
     });
     var style = function (i) { var l = LOOKS[i % LOOKS.length]; return { colour: l.color, dash: DASH[l.linestyle] }; };
@@ -247,25 +275,33 @@
       legend.append(item);
       shownNames.push(name);
     });
-    $("together").hidden = ticked.length < 2;
+    var parts = panels();
+    $("together").hidden = ticked.length < 2 || $("apart").textContent !== "";
     $("together").href = "/report/" + ticked.join(",");
-    PANELS.forEach(function (p) {
-      var found = lines(p[0]), old = charts[p[0]];
+    var at = 0, kept = {};
+    parts.forEach(function (p) {
+      var found = lines(p.score, p.called), old = charts[p.key];
+      if (!found.length) return;
+      kept[p.key] = true;
       var shape = how.x + "|" + found.map(function (l) { return l.name; }).join("|");
-      if (!found.length) { if (old) { old.box.remove(); old.plot.destroy(); delete charts[p[0]]; } return; }
-      var axes = new Set(ticked.map(function (key) { return runs[key].measure.axis; }));
-      var unit = p[2] || (axes.size === 1 ? [...axes][0] : "each in its own measure: " + [...axes].join(", "));
-      var panel = { title: p[1], unit: unit, lines: found };
-      if (old && old.shape === shape) { old.panel = panel; Curves.update(old.plot, panel, how); return; }
-      if (old) old.plot.destroy();
+      var mine = ticked.map(function (id) { return runs[id].measure; }).filter(function (m) { return !p.called || m.called === p.called; });
+      var panel = { title: p.title, unit: p.unit || mine[0].axis, lines: found };
       var box = old ? old.box : element("div", "chart");
       if (!old) {
-        box.append(element("h3", "", p[1]), element("div"));
-        box.dataset.score = p[0];
-        var next = PANELS.slice(PANELS.indexOf(p) + 1).find(function (q) { return charts[q[0]]; });
-        $("charts").insertBefore(box, next ? charts[next[0]].box : null);
+        box.append(element("h3", "", p.title), element("div"));
+        box.dataset.score = p.score;
       }
-      charts[p[0]] = { box: box, shape: shape, panel: panel, plot: Curves.draw(panel, box.lastChild, how) };
+      if ($("charts").children[at] !== box) $("charts").insertBefore(box, $("charts").children[at] || null);
+      at += 1;
+      if (old && old.shape === shape) { old.panel = panel; Curves.update(old.plot, panel, how); return; }
+      if (old) old.plot.destroy();
+      charts[p.key] = { box: box, shape: shape, panel: panel, plot: Curves.draw(panel, box.lastChild, how) };
+    });
+    Object.keys(charts).forEach(function (key) {
+      if (kept[key]) return;
+      charts[key].plot.destroy();
+      charts[key].box.remove();
+      delete charts[key];
     });
     Object.values(charts).forEach(function (chart) { // more charts leave less room for each
       var room = chart.box.clientWidth;
@@ -290,12 +326,12 @@
     if (run.left != null) words.push("about " + duration(run.left) + " left");
     var state = $("one-state");
     state.textContent = "";
-    state.append(element("span", "state " + run.state, run.state), " · " + (run.wrong || words.join(", ")));
+    state.append(element("span", "state " + run.state, run.state), " · " + (run.wrong ? rounds(run) + " · " + run.wrong : words.join(", ")));
     $("stop").hidden = run.state !== "running" && run.state !== "stopping";
     $("stop").disabled = run.state === "stopping";
     set($("stop"), run.state === "stopping" ? "stopping after this round …" : "stop after this round");
     $("report").href = "/report/" + run.id;
-    $("report").hidden = run.done === 0;
+    $("report").hidden = run.done === 0 || run.state === "damaged";
     set($("report"), run.state === "finished" ? "report" : "report so far");
     if (run.state === "stopped" && run.done < run.rounds)
       set($("said"), "goes on with: fedloom run --resume --out " + run.path);
@@ -497,7 +533,7 @@
   $("x-axis").addEventListener("change", function () { how.x = $("x-axis").value; draw(); });
   $("join").addEventListener("change", draw);
   $("csv").addEventListener("click", function () {
-    Curves.save("curves.csv", Curves.csv(PANELS.filter(function (p) { return charts[p[0]]; }).map(function (p) { return charts[p[0]].panel; }), AXES), "text/csv");
+    Curves.save("curves.csv", Curves.csv(panels().filter(function (p) { return charts[p.key]; }).map(function (p) { return charts[p.key].panel; }), AXES), "text/csv");
   });
   var wait, width = window.innerWidth;
   window.addEventListener("resize", function () {
