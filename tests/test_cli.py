@@ -1,5 +1,7 @@
 """The command line as a user meets it: real processes, exit codes, one paragraph of error."""
 
+import io
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 
 import fedloom
 from fedloom.cli import main
@@ -335,3 +338,24 @@ def test_a_comparison_goes_on_without_a_method_that_diverges(call):
     assert "Not in the table: fedprox:mu=1e30 with seed 0: Training diverged" in done.stdout
     assert len(fedloom.load("c/local-s0").rounds) == 2
     assert "diverged" in call("compare", "fedavg", *SMALL, "--seeds", 1, "--lr", "1e30").stderr
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_lists_break_no_word_at_80_columns(monkeypatch, on_terminal):
+    from fedloom.data.catalog import describe
+    from fedloom.report import terminal
+    from fedloom.studies import STUDIES
+
+    for width in (80, 140):
+        console = Console(width=width, force_terminal=on_terminal, file=io.StringIO())
+        monkeypatch.setattr(terminal, "out", console)
+        terminal.print_datasets(describe())
+        terminal.print_studies(STUDIES)
+        printed = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+        assert max(map(len, printed.splitlines())) <= width
+        shown = printed.split()
+        for text in (*(str(v) for row in describe() for v in row.values()),
+                     *(study.title for study in STUDIES.values()),
+                     *(", ".join(study.presets) for study in STUDIES.values())):  # fmt: skip
+            assert set(text.split()) <= set(shown), text
+        assert printed.count("name ") == (2 if width == 80 else 1)  # 140: all in one table

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 #: what the outputs of a model are called
 _OUTPUTS = {"regression": "values", "multi-label": "labels", "next-token": "tokens"}
 _LEAST_WIDTH = 80  # narrower tables are harder to read than lines that a terminal wraps
+_WIDE = 120  # from here on, texts have room in a column beside others
 _fits = sys.stdout.isatty() or "COLUMNS" in os.environ
 out = Console(width=None if _fits else 140, highlight=False)
 out.width = max(out.width, _LEAST_WIDTH)
@@ -489,6 +490,16 @@ def print_finding(finding: Finding) -> None:
 
 
 def print_studies(studies: Mapping[str, Study]) -> None:
+    if out.width < _WIDE:
+        lines = Table.grid(padding=(0, 2))
+        lines.add_column(no_wrap=True)
+        lines.add_column()
+        for s in studies.values():
+            lines.add_row(Text(s.name), Text(s.title))
+            for head, words in (("data", s.data), ("presets", s.presets), ("scales", s.scales)):
+                lines.add_row("", Text(f"{head}: {', '.join(words)}"))
+        out.print(lines)
+        return
     rows = [
         [s.name, s.title, ", ".join(s.data), ", ".join(s.presets), ", ".join(s.scales)]
         for s in studies.values()
@@ -598,7 +609,12 @@ def print_contacts(report: ContactReport, spec: str) -> None:
 def print_datasets(rows: Sequence[Mapping[str, Any]]) -> None:
     heads = [*(head for head in rows[0] if head != "what"), "what"]  # the widest column last
     table = [[str(row[head]) for head in heads] for row in rows]
-    out.print(_table(heads, table, left=2, whole=len(heads) - 1))
+    if out.width < _WIDE:
+        out.print(_table(heads[:-1], [row[:-1] for row in table], left=2, whole=len(heads) - 1))
+        out.print()
+        out.print(_table(("name", "what"), [[row[0], row[-1]] for row in table], whole=1))
+    else:
+        out.print(_table(heads, table, left=2, whole=len(heads) - 1))
     out.print("\nFetch one with: fedloom data fetch NAME")
 
 
