@@ -557,6 +557,12 @@ def test_less_is_better_where_a_measure_says_so(in_tmp):
     assert heads[1:5] == ["test MSE", "test MAE", "test R²", "client MSE"]
     bold = next(line for line in found.latex().splitlines() if line.startswith("fedavg"))
     assert bold.count("textbf") >= 2
+    alone = found.results["fedavg"][0].latex().splitlines()
+    assert alone[2] == r"score & value \\"
+    assert [line.partition(" & ")[0] for line in alone[4:-2]] == [
+        "common test set, MSE", "clients, mean, MSE", r"clients, worst 10 \%, MSE",
+        r"clients, best 10 \%, MSE", "common test set, MAE", "common test set, R²",
+    ]  # fmt: skip
     from fedloom.experiment.reporting import headline
 
     assert headline(found).startswith("fedavg reaches MSE")

@@ -116,11 +116,15 @@ def test_a_tracked_run_that_was_stopped_goes_on_without_a_step_missing_or_twice(
     assert len(found["macro"]) == 2
 
 
-def test_a_run_that_is_finished_can_be_tracked_later_and_a_fork_has_its_rounds(in_tmp):
+def test_a_run_that_is_finished_can_be_tracked_later_and_a_fork_has_its_rounds(in_tmp, caplog):
     fedloom.run("fedavg", **SMALL, out="run")
     fedloom.run(out="run", resume=True, track="tensorboard")
     assert [step for step, _ in board("run/tracking")["train_loss"]] == [1, 2, 3, 4]
     fedloom.run(out="run", resume=True)
+    assert [step for step, _ in board("run/tracking")["train_loss"]] == [1, 2, 3, 4]
+    caplog.clear()
+    fedloom.run(out="run", resume=True)
+    assert not caplog.records  # TensorBoard would warn of steps that were written again
     assert [step for step, _ in board("run/tracking")["train_loss"]] == [1, 2, 3, 4]
     fedloom.run(fork="run@3", rounds=5, out="fork")
     assert [step for step, _ in board("fork/tracking")["train_loss"]] == [1, 2, 3, 4, 5]

@@ -65,10 +65,12 @@ def run_page(run: Result) -> Page:
     unfinished = "" if done["rounds"] == done["rounds_asked"] else " so far"
     results = {name: [run]}
     keys = [k for k in (tested, "macro", "worst10", "best10", "new_macro") if k in done]
-    rows = [(_SCORE_NAMES.get(k, "common test set"), measure.number(done[k])) for k in keys]
     others = [m for m in run.measures[1:] if f"test_{m.name}" in done]
+    alike = {m.unit for m in (measure, *others)} == {measure.unit} != {""}
+    named = "" if alike else f", {measure.axis}"  # else a unit at the head would not hold for all
+    rows = [(_SCORE_NAMES.get(k, "common test set") + named, measure.number(done[k])) for k in keys]
     rows += [(f"common test set, {m.axis}", m.number(done[f"test_{m.name}"])) for m in others]
-    table = Grid(("score", measure.unit or measure.called), rows)
+    table = Grid(("score", measure.unit if alike else "value"), rows)
     page = _page(
         f"{name} on {run.config['data']}",
         f"After {done['rounds']} rounds{unfinished}, {name}{reached}, with "

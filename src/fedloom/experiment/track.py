@@ -127,7 +127,10 @@ class TensorBoard(Tracker):
             return []
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        events = EventAccumulator(str(self.folder), size_guidance={"scalars": 0})
+        # As written: dropping the steps that an earlier resume wrote again would be a warning.
+        events = EventAccumulator(
+            str(self.folder), size_guidance={"scalars": 0}, purge_orphaned_data=False
+        )
         events.Reload()
         if _EVERY_ROUND not in events.Tags()["scalars"]:
             return []
