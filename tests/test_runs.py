@@ -20,6 +20,7 @@ import fedloom
 from fedloom.data.catalog import load
 from fedloom.data.partition import partition
 from fedloom.errors import FedloomError
+from fedloom.experiment.config import read_config
 from fedloom.experiment.store import RunStore
 from fedloom.report.terminal import print_result
 
@@ -405,7 +406,24 @@ def test_a_run_with_damaged_checkpoints_only_is_refused(quick):
     for file in (result.path / "checkpoints").iterdir():
         file.unlink()
     (result.path / "checkpoints").rmdir()
-    same_runs(quick(rounds=4), quick(rounds=4, out=result.path, resume=True))
+    before = {f: f.read_bytes() for f in result.path.iterdir() if f.is_file()}
+    with pytest.raises(FedloomError, match="records of 3 rounds, but its checkpoints are gone"):
+        quick(rounds=4, out=result.path, resume=True)
+    assert before == {f: f.read_bytes() for f in result.path.iterdir() if f.is_file()}
+    config = result.path / "config.yaml"  # as the message says
+    again = fedloom.run(**read_config(config), out=result.path, overwrite=True)
+    same_runs(quick(rounds=3), again)
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_again_and_says_so(quick, monkeypatch):
+    settings = {"rounds": 5, "checkpoint_every": 4}
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "add_checkpoint", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            quick(out="short", **settings)
+    assert len(fedloom.load("short").rounds) == 4
+    with pytest.warns(UserWarning, match="before its first checkpoint: training starts again"):
+        same_runs(quick(**settings), quick(out="short", resume=True, **settings))
 
 
 def test_a_run_does_not_go_on_with_other_data(quick):

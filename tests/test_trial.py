@@ -130,7 +130,7 @@ def test_going_on_from_an_older_checkpoint_is_told_without_advice_to_do_so(quick
         fedloom.run(out="z", resume=True)
     for file in Path("z/checkpoints").iterdir():
         file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(FedloomError, match=r"is damaged\. There is no complete one .*delete"):
+    with pytest.raises(FedloomError, match=r"is damaged\. There is no complete one .* again"):
         fedloom.run(out="z", resume=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -226,6 +227,7 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
     """Go on with a run if it is the same experiment; until that is known, nothing is changed."""
     before, _ = make_config(store.config(), type(plan.options))
     config, options = make_config(_continued(store, plan, before), type(plan.options))
+    begun = store.check_begun(_first_checkpoint(before))
     tensors, about = store.last_whole() if store.has_checkpoint() else (None, {})
     done = int(about.get("round", 0))
     check_tracker(config.track)
@@ -233,6 +235,12 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
     _check_rounds(store, done, before, config)
     if tensors is None and config.fork is not None:
         return _restart(plan, store, config, options, watchers)
+    if tensors is None and begun:
+        warnings.warn(
+            f"'{store.path}' was stopped before its first checkpoint: training starts again from "
+            "round 1.",
+            stacklevel=3,
+        )
     if done < config.rounds:
         experiment = _prepare(plan, config, options, about if tensors is not None else None)
         if tensors is not None:
@@ -247,6 +255,13 @@ def _resume(plan: _Plan, store: RunStore, watchers: Iterable[Watcher]) -> Result
                 watcher.start(store.path.name, config.rounds, done)
                 watcher.end()
     return _opened(store)
+
+
+def _first_checkpoint(config: Config) -> int:
+    """The round after which a run has a checkpoint; a fork has the one that it starts from."""
+    if config.fork is not None:
+        return int(config.fork.rpartition("@")[2])
+    return min(config.checkpoint_every, config.rounds)
 
 
 def _restart(

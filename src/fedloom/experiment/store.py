@@ -341,7 +341,7 @@ class RunStore(RunFolder):
             rest = (
                 f"--resume continues from the previous checkpoint, of round {before[-1]}"
                 if before
-                else "delete it, and --resume trains all rounds again"
+                else self._anew
             )
             raise DamagedFile(
                 f"The checkpoint '{file}' is damaged", f"Put a good copy in its place; or {rest}."
@@ -368,10 +368,24 @@ class RunStore(RunFolder):
         if first is not None and not readable:
             raise DamagedFile(
                 first.what,
-                "There is no complete one before it. Restore a good copy, or delete the folder "
-                f"'{self._checkpoints}', and --resume trains all rounds again.",
+                f"There is no complete one before it. Restore a good copy; or {self._anew}.",
             )
         raise first or FedloomError(f"'{self.path}' has no whole checkpoint yet.")
+
+    def check_begun(self, first: int) -> int:
+        """The records of a run without a checkpoint, whose first was due after round `first`.
+
+        If there are more, the checkpoints were lost: training again would drop what was recorded.
+        """
+        done = sum(line.endswith(b"\n") for line in self._lines())
+        if self.has_checkpoint() or (done <= first and not self.clients_file.exists()):
+            return done
+        raise DamagedFile(
+            f"'{self.path}' has the records of {done} rounds, but its checkpoints are gone, so "
+            "there is nothing to continue from",
+            f"Nothing was changed. Put the checkpoints back; or {self._anew}. To replace this run "
+            f"instead: --out {self.path} --overwrite.",
+        )
 
     def _check(self, round: int) -> None:
         """Refuse if a record or a table until `round` is damaged."""
@@ -414,8 +428,14 @@ class RunStore(RunFolder):
         return DamagedFile(
             f"'{self.rounds_file}' is damaged: there is a checkpoint of round {round}, but not a "
             "record of every round until then",
-            "Nothing was changed. Put a good copy in its place; or delete the checkpoints too, and "
-            "--resume trains all rounds again.",
+            f"Nothing was changed. Put a good copy in its place; or {self._anew}.",
+        )
+
+    @property
+    def _anew(self) -> str:
+        return (
+            f"train all rounds again, in a new directory: fedloom run --config {self.config_file} "
+            "--out NEW"
         )
 
     def _edited(self, content: dict[str, Any]) -> str:
