@@ -10,6 +10,7 @@ from fedloom.cli import main
 from fedloom.errors import FedloomError
 from fedloom.experiment.study import Ask, run_study
 from fedloom.experiment.sweep import Axis, Sweep
+from fedloom.experiment.swept import run_sweep
 
 SMALL = {"clients": 4, "rounds": 1, "model_options": {"hidden": [4]}, "engine": "serial"}
 
@@ -48,6 +49,13 @@ def test_a_wrong_sweep_gets_a_sentence(axes, said):
 def test_what_is_swept_is_not_given_twice():
     with pytest.raises(FedloomError, match=r"fedavg@lr=0\.3 would do nothing"):
         sweep("lr=0.1,0.2", methods=("fedavg@lr=0.3",))
+
+
+def test_data_of_different_tasks_is_refused_before_any_run(in_tmp):
+    asked = Sweep(["fedavg"], [Axis("data", ("digits", "diabetes"))], {"clients": 4})
+    with pytest.raises(FedloomError, match="different tasks, classification and regression"):
+        run_sweep(asked, 1, "s", 1, lambda *_: pytest.fail("a run was started"))
+    assert not Path("s").exists()
 
 
 def test_the_best_is_found_and_what_is_finished_is_not_run_again(in_tmp):

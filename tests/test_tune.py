@@ -115,6 +115,7 @@ def test_rungs_of_halving():
         ({"space": {"lr": "0..1"}, "runs": 0}, "must be above 0"),
         ({"space": {"lr": "0..1"}, "settings": {"tune_share": 0}}, "would use the test data"),
         ({"space": {"lr": "0..1"}, "score": "new_micro"}, "needs newcomers"),
+        ({"space": {"lr": "0..1"}, "score": "macro+mse"}, "Unknown score 'mse'"),  # called macro
         ({"space": {"lr": "0..1"}, "settings": {"eval_every": 2}}, "sets eval_every itself"),
         ({"space": {"lr": "0..1"}, "halving": 2, "settings": {"lr_schedule": "cosine"}},
          "depends on the number of rounds"),
@@ -123,6 +124,28 @@ def test_rungs_of_halving():
 def test_wrong_searches_are_refused(wish, said):
     with pytest.raises(FedloomError, match=said):
         search(*wish.pop("methods", ("fedavg",)), **wish)
+
+
+@pytest.mark.parametrize(
+    ("data", "score", "said"),
+    [
+        ("diabetes", "auc", "For regression: Unknown score 'auc'"),
+        ("diabetes", "macro+f1", "For regression: Unknown score 'f1'"),
+        ("digits", "test_mse", "For classification: Unknown score 'test_mse'"),
+        ("digits", "before_macro", "fedavg does not adapt models before they are scored"),
+        ("own.csv", "auc", "For regression: Unknown score 'auc'"),
+    ],
+)
+def test_scores_that_the_task_does_not_have_are_refused_before_the_first_trial(
+    in_tmp, monkeypatch, data, score, said
+):
+    Path("own.csv").write_text("a,y\n" + "".join(f"{i},{i / 7}\n" for i in range(80)))
+    monkeypatch.setattr(tune, "run_jobs", lambda *_: pytest.fail("a trial was run"))
+    asked = search("fedavg", space={"lr": "0..1"}, score=score,
+                   settings={**SETTINGS, "data": data})  # fmt: skip
+    with pytest.raises(FedloomError, match=said):
+        run_search(asked, Path("t"), 2, quiet)
+    assert not Path("t").exists()
 
 
 # -- what it finds --------------------------------------------------------------------------------

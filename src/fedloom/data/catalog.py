@@ -97,6 +97,11 @@ def is_by_class(name: str) -> bool:
     return name in _BUILT_IN and kind(_BUILT_IN[name].task).by_class
 
 
+def built_in_task(name: str) -> str | None:
+    """The task of built-in data; None for any other."""
+    return _BUILT_IN[name].task if name in _BUILT_IN else None
+
+
 def names() -> tuple[str, ...]:
     """The built-in data sets, the default first."""
     return tuple(_BUILT_IN)

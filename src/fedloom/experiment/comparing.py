@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedloom.data.catalog import is_by_class
+from fedloom.data.catalog import built_in_task, is_by_class
 from fedloom.data.partition import by_column
 from fedloom.engine import Diverged
 from fedloom.errors import FedloomError, unknown
@@ -23,7 +23,7 @@ from fedloom.experiment.settings import Config
 from fedloom.experiment.setup import checked, load_dataset
 from fedloom.experiment.store import RunStore
 from fedloom.files import is_temporary, slug
-from fedloom.tasks import Task
+from fedloom.tasks import AUTO, Task
 
 if TYPE_CHECKING:
     from fedloom.experiment.compare import Comparison
@@ -262,7 +262,7 @@ def _on_the_same(lines: Sequence[_Line], before: Comparison | None) -> dict[str,
             checked(config, method)
         except FedloomError as e:
             raise FedloomError(f"{line.label}: {e}") from None
-    _check_tasks(lines)
+    check_tasks([(*line.plan(), line.settings.get("data")) for line in lines])
     there = {} if before is None else before.agreed()
     for key, value in {**there, **agreed(configs)}.items():
         if before is not None and there.get(key) != value:
@@ -276,20 +276,27 @@ def _on_the_same(lines: Sequence[_Line], before: Comparison | None) -> dict[str,
     return out
 
 
-def _check_tasks(lines: Sequence[_Line]) -> None:
-    """Refuse methods that can't learn the task of their data, and data of different tasks. Data is
-    loaded where that can't be told from its name."""
-    plans = [line.plan() for line in lines]
-    keys = [repr((c.data, c.data_options, c.task, by_column(c.partition))) for c, _ in plans]
+def check_tasks(plans: Sequence[tuple[Config, Any, Any]]) -> None:
+    """Refuse methods that can't learn the task of their data, and data of different tasks. A plan
+    is a config, a method and the data if it is an object. Data is loaded where its task can't be
+    told from its name."""
+    keys = [repr((c.data, c.data_options, c.task, by_column(c.partition))) for c, *_ in plans]
     tasks: dict[str, Task] = {}
-    for key, line, (config, method) in zip(keys, lines, plans, strict=True):
+    for key, (config, method, data) in zip(keys, plans, strict=True):
         if len(set(keys)) == 1 and is_by_class(config.data):
             return
         if key not in tasks:
-            own = line.settings.get("data") if config.data == "custom" else None
+            own = data if config.data == "custom" else None
             tasks[key] = load_dataset(config, own).task
         check_task(config.method, method, tasks[key])
     same_task(task.name for task in tasks.values())
+
+
+def task_of(method: str, settings: Mapping[str, Any]) -> str:
+    """The name of the task that a run learns; data is loaded where its name does not tell."""
+    plan = planned(method, settings, lenient=True)
+    known = built_in_task(plan.config.data) if plan.config.task == AUTO else plan.config.task
+    return known or load_dataset(plan.config, plan.objects.get("data")).task.name
 
 
 def _check_folder(folder: Path) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.api import planned
+from fedloom.experiment.comparing import check_tasks
 from fedloom.experiment.concern import idle
 from fedloom.experiment.config import as_words, merge, parse_settings
 from fedloom.experiment.entry import Entry, named
@@ -118,6 +119,8 @@ class Sweep(Study):
     def check(self, ask: Ask) -> None:
         if ask.seeds < 1:
             raise FedloomError(f"seeds={ask.seeds}: at least one seed is needed.")
+        plans = [planned(p.entry.method, p.settings, lenient=True) for p in self.points]
+        check_tasks([(p.config, p.options.build(), p.objects.get("data")) for p in plans])
 
     def _points(self, shared: Mapping[str, Any]) -> list[Point]:
         out: dict[str, Point] = {}

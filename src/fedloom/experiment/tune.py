@@ -25,6 +25,7 @@ import pandas as pd
 import yaml
 
 from fedloom.errors import FedloomError, unknown
+from fedloom.experiment.api import planned
 from fedloom.experiment.config import as_words, normal, read_config
 from fedloom.experiment.entry import Entry
 from fedloom.experiment.plugins import is_file, method_class, trust
@@ -227,7 +228,9 @@ def run_search(search: Search, out: Path, workers: int, say: Say) -> Tuning:
     for method in search.methods:
         if is_file(method):
             trust(method)
-    found = {method: _Tries(search, method, out) for method in search.methods}
+    common = _common(search)
+    _check_score(search, common)
+    found = {method: _Tries(search, method, out, common[method]) for method in search.methods}
     while waiting := [job for tries in found.values() for job in tries.next()]:
         run_jobs(waiting, workers, say)
     chosen = {method: tries.best() for method, tries in found.items()}
@@ -243,9 +246,8 @@ def run_search(search: Search, out: Path, workers: int, say: Say) -> Tuning:
 class _Tries:
     """The tries of one method: which run next, and what they scored."""
 
-    def __init__(self, search: Search, method: str, out: Path) -> None:
-        self._search, self._method, self._out = search, method, out
-        self._common = _common(search)[method]
+    def __init__(self, search: Search, method: str, out: Path, common: Mapping[str, Any]) -> None:
+        self._search, self._method, self._out, self._common = search, method, out, common
         self._bracket = search.runs or (search.halving or 1) ** (2 if search.halving else 0)
         self._done: dict[int, tuple[int, float, float]] = {}  # try → rounds, score, seconds
         self._left = list(range(self._bracket))  # of this bracket, those still going on
@@ -330,13 +332,35 @@ def _common(search: Search) -> dict[str, dict[str, Any]]:
     return settings_of_each(search.methods, given)
 
 
+def _check_score(search: Search, common: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a score that the task of the data does not have, before the first trial."""
+    from fedloom.experiment.comparing import task_of
+
+    scores = search.score.split("+")
+    for method, settings in common.items():
+        adapts = planned(method, settings, lenient=True).options.build().adapt.rule is not None
+        if not adapts and any(name.startswith("before_") for name in scores):
+            raise FedloomError(
+                f"score={search.score}: {method} does not adapt models before they are scored, so "
+                "there is no score before that."
+            )
+    if {"data", "task", "data_options"} & {key.rpartition(":")[2] for key in search.space}:
+        return  # different trials may have different tasks
+    task = task_of(search.methods[0], common[search.methods[0]])
+    known = known_scores(task)
+    for name in scores:
+        if name not in known:
+            raise FedloomError(f"For {task}: {unknown('score', name, known)}")
+
+
 def known_scores(task: str = AUTO) -> list[str]:
-    """What a search may go by: the scores of a task, or of any."""
+    """What a search may go by: the scores of a task, or of any. Clients' scores in a task's first
+    measure are called by how they are averaged."""
     kinds = TASKS.values() if task == AUTO else [kind(task)]
-    scored = dict.fromkeys(m.name for one in kinds for m in one.measures)
+    others = dict.fromkeys(m.name for one in kinds for m in one.measures[1:])
     first = dict.fromkeys(one.measures[0].name for one in kinds)
     own = ["micro", "macro", "worst10", "best10", LOSS.name]
-    own += [name for name in scored if name not in (LOSS.name, "accuracy")]
+    own += [name for name in others if name != LOSS.name]
     of_others = [f"{prefix}_{name}" for prefix in ("new", "before") for name in own]
     return [*own, *of_others, *(f"test_{name}" for name in (*first, LOSS.name))]
 
