@@ -115,7 +115,7 @@ class TensorBoard(Tracker):
 
         there = self._steps()
         # The last step may be half written: what it has is dropped, and it is written again.
-        again = there[-1] if there else None
+        again = max(there, default=None)
         self._writer = SummaryWriter(str(self.folder), purge_step=again)
         if again is None:
             text = "\n".join(f"    {key}: {value}" for key, value in self.settings.items())
