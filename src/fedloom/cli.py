@@ -91,7 +91,7 @@ _NAMED = {"data": names.DATA, "model": names.MODELS, "topology": names.NETWORKS,
 
 
 def _completing(words: Iterable[str]) -> Callable[[str], list[str]]:
-    """What a shell offers behind the first letters of a word."""
+    """Shell completions for the first letters of a word."""
     known = list(words)
 
     def complete(incomplete: str) -> list[str]:
@@ -101,7 +101,7 @@ def _completing(words: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
-    """The words that a setting may be, where its type lists them."""
+    """The values that a setting accepts, if its type lists them."""
     if typing.get_origin(annotation) is typing.Literal:
         return tuple(w for w in typing.get_args(annotation) if isinstance(w, str))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):

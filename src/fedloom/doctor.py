@@ -30,7 +30,7 @@ EXTRAS = {
     "mlflow": (("mlflow",), "--track mlflow"),
     "wandb": (("wandb",), "--track wandb"),
 }
-_LITTLE = 1e9  # bytes of free disk that deserve a remark; a tenth of it is too little
+_LITTLE = 1e9  # bytes of free disk below which to warn; a tenth of it is an error
 _SELF_TEST: dict[str, Any] = {
     "data": "digits", "clients": 10, "partition": "dirichlet:1.0", "participation": 1.0,
     "rounds": 8, "eval_every": 8, "lr": 0.1, "model_options": {"hidden": [32]}, "seed": 0,
@@ -42,7 +42,7 @@ _NEAR = 0.02  # how far two ways to compute it may be apart
 
 @dataclass(frozen=True)
 class Finding:
-    """What a look found: `wrong` is something that should work and does not."""
+    """The outcome of a check: `wrong` is something that should work and does not."""
 
     what: str
     says: str
@@ -50,7 +50,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """One look after another; a look that fails is a finding, not an error."""
+    """All checks in turn; a check that fails is a finding, not an error."""
     looks: list[Callable[[], Iterator[Finding]]] = [
         _versions, _extras, _devices, _compiler, _kernels, _data, _disk, _self_test,
     ]  # fmt: skip

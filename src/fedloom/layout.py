@@ -182,7 +182,7 @@ class Layout:
         return Layout(tuple(entries), next(iter(dtypes)), norms)
 
     def part(self, columns: Columns) -> Layout:
-        """The layout of these columns alone: what somebody who gets only them may know of them.
+        """The layout of these columns alone, for a receiver that gets only them.
 
         >>> net = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
         >>> net.part(net.columns("head")).entries[0].name

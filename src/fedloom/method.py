@@ -25,7 +25,7 @@ from fedloom.topology import Star, Topology
 #: what a client's private part starts from
 First = Literal["initial", "mean"]
 
-#: facts that a part may ask for by a word in `needs`, who may ask, and what they are
+#: facts that a part may request in `needs`, who may request them, and what they are
 FACTS: dict[str, tuple[tuple[str, ...], str]] = {
     "classes": (("local", "mix", "topology"), "which classes a client holds"),
     "public": (("local", "select", "mix"), "the public images"),

@@ -1,4 +1,4 @@
-"""A word to the user before anything heavy is imported, so that no command looks dead.
+"""A message before anything heavy is imported, so that no command seems to hang.
 
 It is a line that the next output replaces, so it is for terminals only.
 """
@@ -28,7 +28,7 @@ def say(text: str) -> None:
 
 
 def clear() -> None:
-    """Make room for what is said now."""
+    """Clear the notice for the output that follows."""
     if _shown:
         sys.stderr.write(_CLEAR)
         sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Settings and options as checked fields: what `Config` and every method's options have in common.
 
 Values come from a command line, a YAML file or Python, so anything may be in them. What pydantic
-would take for a number though nobody means one (`clients=true`) is refused, and a wrong value is
+would accept as a number but is not meant as one (`clients=true`) is refused, and a wrong value is
 quoted in a few words, however large it is.
 """
 

@@ -30,8 +30,8 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 
 
 class _Key(ISeedSequence):
-    """A key for Philox. Given as `key=`, it would first draw entropy from the system that nobody
-    uses, which takes longer than all the rest."""
+    """A key for Philox. Given as `key=`, it would first draw entropy from the system that is never
+    used, which takes longer than all the rest."""
 
     def __init__(self, number: int) -> None:
         self._words = np.frombuffer(number.to_bytes(16, "little"), "<u8")  # as Philox has them

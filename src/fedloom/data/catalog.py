@@ -45,10 +45,10 @@ def load(
 
     A built-in name; the path of a table, a `.npz` file, a folder of images or LEAF's JSON;
     `sites:DIR`; a tuple of arrays (x, y) or (x, y, x_test, y_test), or another object that holds
-    data; or a `Dataset`, which is given back. `by` is a column that no model sees, since it says
-    whose a row is; `task` says what its labels are. Options that all of them have
-    are `size`, which gives images of so many pixels a side, and `positive`, which of two classes is
-    the one to find.
+    data; or a `Dataset`, which is returned as it is. `by` is a column that models don't see, since
+    it says whose row it is; `task` says what its labels are. Options that all of them have are
+    `size`, which scales images to that many pixels a side, and `positive`, the class to find of
+    two.
     """
     what, loader = _find(source, cache)
     given = dict(options or {})
@@ -188,7 +188,7 @@ def _root(cache: Path | str | None) -> Path:
 def _digits(root: Path) -> Dataset:
     x, y = _scikit_digits()
     images = np.rint(x * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)  # 17 grey levels
-    test = stratified(y, 0.2, seed=0)  # the digits' test part, for everybody and always
+    test = stratified(y, 0.2, seed=0)  # a fixed test part
     return measured("digits", images[~test], y[~test], images[test], y[test], string.digits)
 
 
@@ -210,7 +210,7 @@ def _breast_cancer(root: Path) -> Dataset:
     from sklearn.datasets import load_breast_cancer
 
     found = load_breast_cancer()
-    names = np.array(["benign", "malignant"])  # what is to be found comes second
+    names = np.array(["benign", "malignant"])  # the positive class comes second
     return _table("breast-cancer", found, names[1 - found.target])
 
 
@@ -229,7 +229,7 @@ def _diabetes(root: Path) -> Dataset:
 
 
 def _table(name: str, found: Any, y: np.ndarray, **kind: Any) -> Dataset:
-    """One of scikit-learn's tables; the test part is the same for everybody and always."""
+    """One of scikit-learn's tables, with a fixed test part."""
     made = from_arrays(found.data.astype(np.float32), y, name=name, **kind)
     return replace(made, features=tuple(map(str, found.feature_names)))
 

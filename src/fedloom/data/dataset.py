@@ -1,7 +1,7 @@
 """A data set: images, labels, class names and the scale that normalises a batch.
 
-What a user gives is checked here, once, so that everything after may trust it. A `Dataset` knows
-nothing of clients; who holds what is the matter of `partition`.
+What a user gives is checked here, once, so that all other code can trust it. A `Dataset` knows
+nothing of clients: `partition` decides who holds what.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Dataset:
     A network is fed `(x / 255 - mean) / std` for uint8 images and `(x - mean) / std` for others,
     channel by channel; there may be a mean and std for every pixel instead, as tables (1, 1, F)
     have them for every column. Rows are in the order of the user's file. Where that has no test
-    part, `held_out` are the rows of `x` that stand in for one. `columns` are what is known of every
-    row, those of `x` and then those of `x_test`, beside what a model sees: its user, for one.
+    part, `held_out` are the rows of `x` that stand in for one. `columns` hold what else is known of
+    every row (those of `x`, then those of `x_test`), such as its user; models don't see them.
     `features` names the columns of a table; `tokens` is how many different tokens there are, where
     the data is text.
     """
@@ -116,7 +116,7 @@ class Dataset:
 
     @property
     def strata(self) -> npt.NDArray[np.int64]:
-        """The class of every row of `x`; all are of one, where the task knows no classes."""
+        """The class of every row of `x`; one class for all if the task has none."""
         return self.y if self.task.by_class else np.zeros(len(self.y), np.int64)
 
     @property
@@ -130,8 +130,8 @@ class Dataset:
         return np.delete(rows, self.held_out) if len(self.held_out) else rows
 
     def pooled(self) -> Dataset:
-        """Training images and, behind them, test images as one set to be dealt to clients, with no
-        test set left."""
+        """Training images followed by test images, as one set to be dealt to clients, with no test
+        set left."""
         if len(self.held_out):
             return dataclasses.replace(self, held_out=np.empty(0, np.int64))
         if len(self.x_test) == 0:
@@ -160,8 +160,8 @@ class Dataset:
         )
 
     def learning(self, task: str) -> Dataset:
-        """The same data for a task by name, if its labels are of that; two classes may be learned
-        as any others."""
+        """The same data for the named task, if its labels fit; two classes may also be learned as
+        plain classification."""
         if task in (AUTO, self.task.name):
             return self
         if not self.task.by_class or task not in (Classification.name, Binary.name):
@@ -260,7 +260,7 @@ def from_arrays(
     """A data set from plain arrays; without a test set, a stratified share is held out.
 
     Images are (N, C, H, W) or (N, H, W), a table or sequences of tokens (N, F). Bytes and other
-    integers are kept; any other number becomes float32. What labels are is the matter of the `task`
+    integers are kept; any other number becomes float32. The `task` decides what labels are
     (`labels.py`): classes may be anything hashable, and are numbered in sorted order; if `classes`
     are given, labels are numbers of these. `names` are those of several labels or values.
 
@@ -292,7 +292,7 @@ def from_arrays(
 
 
 def _behind(first: np.ndarray | list[Any], second: np.ndarray | list[Any]) -> Any:
-    """Labels of two parts, one behind the other."""
+    """Labels of two parts, concatenated."""
     if isinstance(first, list) and isinstance(second, list):
         return [*first, *second]
     shapes = [np.shape(labels)[1:] for labels in (first, second)]

@@ -223,7 +223,7 @@ def _opened(file: Path | Image.Image) -> Iterator[Image.Image]:
             yield image
     except FedloomError:
         raise
-    except Exception as error:  # Pillow has many words for damage, and for headers that are lies
+    except Exception as error:  # Pillow has many errors for damage and false headers
         giant = isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError)
         why = (
             f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels, which is the limit. Make it "
@@ -269,7 +269,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
                     held[name] = np.lib.format.read_array(member, allow_pickle=False)
     except OSError:
         raise
-    except Exception as error:  # zipfile, zlib and NumPy have many words for damage
+    except Exception as error:  # zipfile, zlib and NumPy have many errors
         raise ValueError(reason(error)) from None
     return held
 
@@ -291,7 +291,7 @@ def _check_header(name: str, member: IO[bytes], size: int) -> None:
 
 
 def check_memory(what: str, size: int) -> None:
-    """Refuse what could never fit the machine's memory, before any of it is taken."""
+    """Refuse what could never fit into memory, before any of it is allocated."""
     try:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # a system that doesn't say

@@ -1,7 +1,7 @@
-"""A small text without a download: eight people of a harbour, each with words of their own.
+"""A small text that needs no download: eight people of a harbour, each with their own phrases.
 
-What they say is put together from their phrases, by a stream with a name, so that it is the same
-everywhere; nobody else's words are in it.
+What they say is composed of these by a named random stream, so it is the same everywhere; no
+third-party text is in it.
 """
 
 from __future__ import annotations

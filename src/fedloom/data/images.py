@@ -1,8 +1,8 @@
 """Stacks of images that need not be in memory.
 
-Images may be an array, a memory-mapped file, two stacks joined or pictures made on demand;
-all that the rest of fedloom asks of them is `Images`: the look of an (N, C, H, W) array, and rows
-for an array of indices.
+Images may be an array, a memory-mapped file, two stacks joined or pictures made on demand; the rest
+of fedloom needs only `Images`: the interface of an (N, C, H, W) array that gives rows for an array
+of indices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Images(Protocol):
 
 
 def noun(shape: Sequence[int]) -> str:
-    """What the rows of a stack (N, C, H, W) are called: those of a table are no images."""
+    """What to call the rows of a stack (N, C, H, W): rows of a table are not images."""
     return "samples" if tuple(shape[1:3]) == (1, 1) else "images"
 
 
@@ -114,7 +114,7 @@ def pixel_scale(x: Images, rows: npt.NDArray[np.int64] | None = None) -> Scale:
     count = max(len(x if rows is None else rows), 1)
     for _, some in chunks(x, rows):
         mean += some.sum(axis=0, dtype=np.float64) / count
-    for _, some in chunks(x, rows):  # a second look: columns may be far from 0 for their spread
+    for _, some in chunks(x, rows):  # a second pass: a mean may be large compared with the spread
         square += np.square(some - mean).sum(axis=0) / count
     mean, std = mean.reshape(-1), np.sqrt(square).reshape(-1)
     std[std <= np.maximum(1e-7 * np.abs(mean), 1e-30)] = unit_of(x.dtype)  # constant in float32

@@ -1,9 +1,9 @@
-"""Labels as a user gives them, and the task that they are of.
+"""Labels as a user gives them, and the task that they imply.
 
 `auto` goes by the labels alone, by a fixed rule: names and whole numbers are classes (of two, it is
 binary), fractions are values, rows of 0 and 1 are labels that hold or not, a map of classes of the
 size of the image is a segmentation, and a row of tokens as long as the sample is what follows at
-every place. What could be two of these is refused with the settings that tell.
+every place. Ambiguous labels are refused with the settings that decide.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read_labels(
 
 
 def as_task(name: str, classes: int) -> Task:
-    """The task of so many classes."""
+    """The task for this number of classes."""
     if name == Binary.name and classes != 2:
         raise FedloomError(
             f"task=binary is for two classes, and there are {classes}. Use --task classification."

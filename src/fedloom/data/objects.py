@@ -1,4 +1,4 @@
-"""Data in Python objects of other libraries, known by what they offer, so that none is needed here.
+"""Data in Python objects of other libraries, recognised by their interface: none is required here.
 
 A pandas DataFrame, a torch `Dataset`, a Hugging Face `datasets` object, a dict of arrays; parts of
 one for training and for test; the partitions that `flwr_datasets` deals; or one object per site.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedloom.data.raw import Raw
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq")
-_LEAF_HEAD = 4096  # bytes, in which a file of LEAF's speaks of users
+_LEAF_HEAD = 4096  # bytes within which a LEAF file mentions its users
 _LABELS_FILE = "labels.csv"
 _FILE_COLUMNS = ("file", "filename", "file_name", "image", "path", "name")
 

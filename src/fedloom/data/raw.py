@@ -1,7 +1,7 @@
 """Named columns, one value a row: data from files and Python objects, before it is a data set.
 
 A `Raw` is what readers make: it does not say yet which column is the label. `dataset` finds that
-out, encodes what is text, and leaves aside what no model should see, such as who a row is of.
+out, encodes what is text, and drops what no model should see, such as whose row it is.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Raw:
 
     @staticmethod
     def joined(parts: Sequence[Raw]) -> Raw:
-        """One part behind the other; all must have the same columns."""
+        """The parts concatenated; all must have the same columns."""
         first, *others = parts
         for part in others:
             if odd := set(first.columns) ^ set(part.columns):
@@ -289,7 +289,7 @@ class Raw:
 
 
 def _stacked(parts: Sequence[Any]) -> Any:
-    """The same column of several parts, one behind the other."""
+    """The same column of several parts, concatenated."""
     if any(isinstance(part, pd.Series) for part in parts):
         return pd.concat([pd.Series(part) for part in parts], ignore_index=True)
     if all(isinstance(part, np.ndarray) for part in parts):
@@ -340,8 +340,7 @@ def _array(name: str, cells: Sequence[Any], size: Value | None) -> np.ndarray:
 
 
 def _encoded(name: str, columns: Mapping[str, pd.Series]) -> tuple[np.ndarray, list[str]]:
-    """A table of numbers and its columns' names: a text column becomes one for each text, 1 where
-    it stands."""
+    """A table of numbers and its columns' names: text columns are one-hot encoded."""
     parts: list[np.ndarray] = []
     names: list[str] = []
     for column, values in columns.items():

@@ -106,7 +106,7 @@ class Federation:
 
     @property
     def everybody(self) -> IntArray:
-        """Those whose data stand for all data, where norms are measured."""
+        """Those whose data represents all data when norms are measured."""
         return self.some_clients("static-clients", _MEASURED_BY)
 
     def calibration(self, clients: Iterable[int], most: int | None) -> IntArray:

@@ -1,8 +1,8 @@
 """Text as sequences of letters: the user's own files, each the text of one user.
 
-A text is cut into stretches of `length` letters, one behind the other; the label of a place is the
-letter that follows it. Letters are numbered by an alphabet, those of the training text in sorted
-order, with a blank in front that stands for letters that nobody knows.
+A text is cut into consecutive pieces of `length` letters; the label of a place is the letter that
+follows it. Letters are numbered by an alphabet, those of the training text in sorted order, after a
+blank that stands for unknown letters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedloom.tasks import AUTO, NextToken
 USER = "user"
 ENDINGS = (".txt", ".text", ".md")
 LENGTH = 64
-_BLANK = "\ufffd"  # the letter that Unicode has for unknown ones
+_BLANK = "\ufffd"  # Unicode's replacement character
 _MOST = 1000  # different letters: a table of more is hardly text by letters
 
 
@@ -100,7 +100,7 @@ def of_texts(
 
 
 def alphabet_of(texts: Iterable[str]) -> str:
-    """The letters of texts in sorted order, behind a blank."""
+    """A blank, then the letters of the texts in sorted order."""
     found = sorted(set().union(*map(set, texts)) - {_BLANK})
     if len(found) > _MOST:
         raise FedloomError(
@@ -133,7 +133,7 @@ def _read(file: Path) -> str:
 
 
 def speakers(text: str) -> dict[str, str]:
-    """What each one says, in a play where NAME: stands in a line of its own before a speech."""
+    """What each one says, in a play where a line NAME: comes before each speech."""
     said: dict[str, list[str]] = {}
     for block in text.split("\n\n"):
         head, _, rest = block.strip().partition("\n")

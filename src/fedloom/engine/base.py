@@ -82,12 +82,12 @@ class Order:
     select: Select = field(default_factory=Whole)
     data: Mapping[str, str] = field(default_factory=dict)
     sections: Sections | None = None  # of the rows, where there is more in them than the model
-    screened: bool = False  # somebody looks at what comes back: do not stop at NaN here
+    screened: bool = False  # what comes back is checked later: do not stop at NaN here
 
 
 @dataclass(frozen=True)
 class Done:
-    """What one client hands back, and what it took."""
+    """What one client returns, and what it cost."""
 
     row: Tensor
     index: Tensor | None  # the columns of a sub-model; None: the whole
@@ -102,9 +102,9 @@ class Done:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came back, a client each: rows, or sub-rows with the columns that they are.
+    """What came back, one entry per client: rows, or sub-rows with their columns.
 
-    The rows may be the engine's own memory: they are good until its next call.
+    The rows may be the engine's own memory: they are valid until its next call.
     """
 
     rows: list[Tensor]
@@ -182,7 +182,7 @@ class Tally:
 
 
 def joined(parts: Sequence[Kept]) -> Kept | None:
-    """What was kept of samples, one part behind the other."""
+    """What was kept of samples, concatenated."""
     if not parts:
         return None
     owner, values = ([getattr(part, name) for part in parts] for name in ("owner", "values"))
@@ -309,7 +309,7 @@ class Engine(ABC):
         return Scored(sums, joined(kept))
 
     def close(self) -> None:
-        """Let go of workers, if there are any."""
+        """Release the workers, if there are any."""
 
     def _cut(
         self,
@@ -341,8 +341,8 @@ class Engine(ABC):
 
 class OneProcess(Engine):
     """An engine that works in this process, job by job, so that a pool of processes can do the same
-    jobs. How work is cut into jobs may not depend on who does them: a stack's padding decides which
-    kernels run, and so the last bits of everybody in it."""
+    jobs. How work is split into jobs must not depend on who does them: a stack's padding decides
+    which kernels run, and so the last bits of all clients in it."""
 
     @staticmethod
     @abstractmethod

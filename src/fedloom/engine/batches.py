@@ -176,7 +176,7 @@ class Shelf:
         return self.source.take(self._indices) if size <= _AT_ONCE else None
 
     def pictures(self, steps: Sequence[np.ndarray]) -> tuple[Pictures, Tensor]:
-        """The batches at these positions one behind the other, as the kernels take them."""
+        """The batches at these positions, concatenated as the kernels take them."""
         where = self._indices[np.concatenate(steps)]
         pictures = self.source.pictures(where)
         if self._augment and self._rng is not None:

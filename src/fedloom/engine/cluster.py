@@ -1,9 +1,9 @@
 """The Ray engine: the pool of workers on a cluster, for those who outgrow one machine.
 
-The setting, with its data, is put into Ray's object store once and read by the workers of each
-node without another copy; rows travel once per round to every node that needs them. A worker that
-dies is replaced, wherever there is room, and its client trained by whoever is left. Nodes may come
-and go; the run stops only when none is left. Ray is an extra: `pip install fedloom[cluster]`.
+The setting, with its data, is put into Ray's object store once and read by the workers of each node
+without another copy; rows travel once per round to every node that needs them. A worker that dies
+is replaced, wherever there is room, and its client trained by another one. Nodes may come and go;
+the run stops only when none is left. Ray is an extra: `pip install fedloom[cluster]`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedloom.errors import FedloomError
 from fedloom.select import Last
 
 _TRIES = 3  # of one client's job, when its worker dies
-_PATIENCE = 2.0  # seconds between two looks at the cluster, while nobody answers
+_PATIENCE = 2.0  # seconds between two checks of the cluster while no worker answers
 
 
 @dataclass(eq=False)

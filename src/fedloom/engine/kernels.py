@@ -40,7 +40,7 @@ def resolve(
     choice: str, device: torch.device, precision: str, before: str | None, engine: str = "auto"
 ) -> str:
     """The kernels of a run: the name of an instruction set, or torch. `before` is what the
-    checkpoint was computed with that the run goes on from."""
+    checkpoint to resume from was computed with."""
     if choice == "auto" and before is not None:
         if before != "torch" and engine == _STACKED:
             raise FedloomError(
@@ -108,7 +108,7 @@ def kernels_for(
         same = agrees(native, module, layout, shape)
     except Unplanned as e:
         return str(e)
-    except Exception as e:  # whatever the code of a module may do to a planner
+    except Exception as e:  # a module's own code may raise anything
         return f"a plan for it could not be made ({type(e).__name__}: {e})"
     if not same:
         return "it does not compute what its trace says"
@@ -134,7 +134,7 @@ def update_of(optimiser: Optimiser, memory: Mapping[str, Tensor]) -> Update:
 
 
 def described(found: Native | str, rule: LocalRule, task: Task) -> str:
-    """Which path a run takes and why, in words."""
+    """Which kernels a run uses and why, as text."""
     if not isinstance(found, Native):
         return f"torch: {found}"
     if whole_steps(rule, task):

@@ -160,7 +160,7 @@ class Processes(Engine):
         self._inbox[: len(rows), : rows.shape[1]].copy_(rows)
 
     def _recall(self, lasts: Sequence[Last | None]) -> list[Recalled]:
-        """Write what clients last sent where workers can read it; returns the few words to it."""
+        """Write what clients last sent where workers can read it; returns where to find it."""
         out: list[Recalled] = []
         for i, last in enumerate(lasts):
             if last is not None:
@@ -170,9 +170,9 @@ class Processes(Engine):
         return out
 
     def _together(self, hands: list[list[int]], sizes: Sequence[float]) -> list[list[int]]:
-        """Fewer, larger jobs, where what is done together does not matter (a stack is padded
-        together): one for everybody from half of what is left, again and again, so that the last
-        jobs are short and nobody waits long for the others to end."""
+        """Fewer, larger jobs, where grouping does not change results (in a stack, padding would):
+        half of what is left is split among all workers, again and again, so that the last jobs are
+        short and no worker waits long for the others."""
         if self.stacks:
             return hands
         total = [sum(sizes[i] for i in hand) for hand in hands]
@@ -218,9 +218,9 @@ class Processes(Engine):
     def _hand_out(
         self, words: Sequence[bytes], sizes: Sequence[float], waiting: deque[int]
     ) -> None:
-        """A job for everybody who has none; then the next, so that jobs follow one another without
-        asking, to those who will still have less to do than the others. What might not fit into a
-        pipe is not sent ahead: both sides could wait for each other to read."""
+        """A job for every idle worker; then a second one for those that will finish first, so that
+        jobs follow one another without a round trip. What might not fit into a pipe is not sent
+        ahead: both sides could wait for each other to read."""
         for member in [m for m in self._members if not m.jobs]:
             if waiting:
                 self._give(member, words, waiting.popleft())
@@ -326,7 +326,7 @@ class Processes(Engine):
             answer.append((row.numel(), _packed(index), facts))
         return answer
 
-    # -- orders as words ---------------------------------------------------------------------------
+    # -- packing orders ----------------------------------------------------------------------------
 
     def _pack(self, order: Order) -> bytes:
         words = io.BytesIO()

@@ -177,7 +177,7 @@ class Narrower:
             parts = moving.split([t.numel() for t in rest.values()]) if rest else ()
             for (name, t), part in zip(rest.items(), parts, strict=True):
                 # Statistics are a part of the wide net's, which autograd may have on record though
-                # no gradient in training reads them: `data`, so that it does not take offence.
+                # no gradient in training reads them: `data`, so that it does not object.
                 if name in self._native.plan(training=True).counters:
                     t.data += 1
                 elif t.is_floating_point():

@@ -52,7 +52,7 @@ _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 #: images, labels, and weights of the samples (None: all count), a client each
 Stacked3 = tuple[Tensor, Tensor, Tensor | None]
 #: the same by data part, with the classes that each client holds and which of the public images
-#: these are (None: nobody asks)
+#: these are (None: not needed)
 Stack = Mapping[str, tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]]
 #: whole rows, data, contexts, where the gradients go, the narrower net of the step → losses
 Gradient = Callable[[Tensor, Stack, Context, Tensor, Narrower | None], Tensor]

@@ -114,7 +114,7 @@ def run(
 
 
 def showing(progress: bool | None, runs: int = 1) -> list[Watcher]:
-    """A bar for so many runs, where one is wanted: in a notebook, or on a terminal."""
+    """A progress bar for this many runs, if one is wanted: in a notebook, or on a terminal."""
     if not (progress or (progress is None and "IPython" in sys.modules)):
         return []
     from fedloom.report import notebook  # with rich, which training does without
@@ -169,7 +169,7 @@ def settle(store: RunStore) -> None:
 
 
 def _to_resume(path: Path) -> RunStore:
-    """The run to go on with, after what a killed process may have left was settled."""
+    """The run to continue, after cleaning up what a killed process may have left."""
     store = RunStore(path)
     settle(store)
     if not store.exists and store.untouched:
@@ -292,10 +292,10 @@ def _reopen(store: RunStore, config: Config, done: int) -> None:
 
 
 def _continued(store: RunStore, plan: _Plan, before: Config) -> dict[str, Any]:
-    """The run's settings with those given over them that may change."""
+    """The run's settings, overridden by the given ones that may change."""
     old, new = before.model_dump(), plan.config.model_dump()
     if old["fork"] is not None and old["fork"].rpartition("@")[0] == new["fork"]:
-        new["fork"] = old["fork"]  # the same run, without the round that it had come to
+        new["fork"] = old["fork"]  # the same run, named without its round
     for key in sorted(plan.given & set(new) - RESUMABLE):
         if old[key] != new[key]:
             raise FedloomError(
@@ -324,10 +324,10 @@ def _check_rounds(store: RunStore, done: int, before: Config, after: Config) -> 
 
 @contextmanager
 def _told(store: RunStore, *, fresh: bool = False) -> Iterator[None]:
-    """What stops a run is told with what is left of it and how to go on.
+    """Report what stopped a run, what is left of it and how to continue.
 
-    A run that is to be replaced comes back if the new one has no checkpoint yet; of a new one that
-    was refused, nothing is left, so that the same command, mended, finds its directory free.
+    A run that was being replaced is restored if the new one has no checkpoint yet; a new one that
+    was refused leaves nothing behind, so that the corrected command finds its directory free.
     """
     try:
         yield
@@ -372,7 +372,7 @@ def _prepare(
 def _plan_fork(
     origin: Origin, method: MethodLike | None, settings: Mapping[str, Any], *, lenient: bool
 ) -> _Plan:
-    """What was asked for over the settings of the run that is forked."""
+    """The settings of the forked run, overridden by those asked for."""
     if settings.get("init") is not None:
         raise FedloomError(
             "A fork starts from the weights of the run that it forks, so init would do nothing. "

@@ -53,7 +53,7 @@ def weights(given: Any, factory: str | Factory) -> State:
         raise FedloomError(f"init={given}: there is no such file or run.") from None
     except (OSError, ValueError, RuntimeError, EOFError, safetensors.SafetensorError) as error:
         raise FedloomError(f"init={given} can't be read: {reason(error)}") from None
-    except Exception:  # torch.load has many words, of its own options, for what is no weights
+    except Exception:  # torch.load's own errors are about its options
         raise FedloomError(
             f"init={given} is no state_dict: it holds something else than tensors by name, or is "
             "damaged. Save one with torch.save(model.state_dict(), FILE)."

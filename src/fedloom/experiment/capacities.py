@@ -103,7 +103,7 @@ class Capacities:
 
     @property
     def whole(self) -> bool:
-        """Whether everybody can train everything."""
+        """Whether all clients can train the whole model."""
         return self.values == (1.0,)
 
     def assign(self, clients: int, seed: int) -> np.ndarray:

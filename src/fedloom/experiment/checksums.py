@@ -2,8 +2,8 @@
 
 A JSON object carries its checksum as the last key, a YAML file as a comment in its last line (its
 first line says so, so that a file that was cut at the end of a line is noticed too), a table in the
-metadata of its Parquet file. All of them stay readable by anybody. What has none was written by an
-older version and is read as it is.
+metadata of its Parquet file. All of them stay readable for other programs. What has none was
+written by an older version and is read as it is.
 """
 
 from __future__ import annotations

@@ -48,11 +48,11 @@ class Column:
 
     def text(self, mean: float, std: float, seeds: int) -> str:
         mean, std = mean * self.factor, std * self.factor
-        if not np.isfinite(mean):  # a seed has no number: that is no mean over the seeds
+        if not np.isfinite(mean):  # a seed without a value: no mean over all seeds
             return "–"
         if self.unit:
             digits = 2 if abs(mean) < 1000 else 0
-        else:  # of any size: four digits that count
+        else:  # of any magnitude: four significant digits
             digits = max(3 - math.floor(math.log10(abs(mean))), 0) if mean else 2
         text = f"{mean:.{digits}f}"
         return f"{text} ± {std:.{digits}f}" if seeds > 1 and std >= 10**-digits / 2 else text
@@ -447,7 +447,7 @@ def _labels(runs: Sequence[Result]) -> list[str]:
 
 
 def _told_apart(run: Result) -> dict[str, Any]:
-    """All that makes a run another one than one with another seed."""
+    """Everything that identifies a run, apart from its seed."""
     rest = {
         k: v for k, v in run.config.items() if k not in (*RESUMABLE, "seed", "params", "method")
     }

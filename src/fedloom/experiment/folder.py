@@ -1,4 +1,4 @@
-"""The directory of a run: who may write to it, how it comes to be and how it is replaced.
+"""The directory of a run: who may write to it, how it is created and how it is replaced.
 
 A directory with a `config.yaml` is a run; that file is written first, so a process killed at any
 moment leaves a run that can be resumed, or leftovers that are recognised. A run that is replaced is
@@ -24,7 +24,7 @@ from fedloom.files import atomic_file, is_locked, is_temporary, locked, sync
 CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 REPORT = "report.html"
 _LOCK, _STOP = ".lock", ".stop"
-_TRIES, _PAUSE = 5, 0.02  # for the lock: somebody may just be looking whether it is held
+_TRIES, _PAUSE = 5, 0.02  # for the lock: another process may be checking whether it is held
 _REPLACED, _DROPPED = ".replaced", ".dropped"
 
 
@@ -52,7 +52,7 @@ class RunFolder:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a process was killed while it replaced this run, or is at it now."""
+        """Whether a process was killed while it replaced this run, or is replacing it now."""
         return self._replaced.exists() or self._dropped.exists()
 
     @property
@@ -89,7 +89,7 @@ class RunFolder:
         return is_locked(self.path / _LOCK)
 
     def ask_to_stop(self) -> None:
-        """Have the process that writes here stop after the round that it is at."""
+        """Have the process that writes here stop after its current round."""
         (self.path / _STOP).touch()
 
     @property
@@ -97,7 +97,7 @@ class RunFolder:
         return (self.path / _STOP).exists()
 
     def check_whole(self) -> None:
-        """Refuse to read a run that is half moved out of another's way."""
+        """Refuse to read a run that is only partly moved aside for another."""
         old = self._replaced / self.config_file.name
         if self._replaced.exists() and not (self.exists and old.exists()):
             raise FedloomError(
@@ -145,7 +145,7 @@ class RunFolder:
             part.write_bytes(seal_yaml(config).encode())
 
     def drop_if_empty(self) -> None:
-        """Leave nothing behind of a run that came to no whole round."""
+        """Remove a run that completed no round."""
         if self.rounds_file.exists() and self.rounds_file.stat().st_size:
             return
         self._clear()

@@ -50,7 +50,7 @@ CONTENTS = {
 
 
 def settings_of(config: Config, free: Collection[str] = RESUMABLE) -> dict[str, Any]:
-    """The settings that a run can't go on with others of, as JSON has them."""
+    """The settings that must stay the same when a run is resumed, as JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(config.model_dump(exclude=set(free))))
     return plain
 

@@ -167,7 +167,7 @@ def _load(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        # Not through the loader: it would rather take compiled code that lies beside the file.
+        # Not through the loader: it would prefer compiled code next to the file.
         exec(compile(content, str(file), "exec"), vars(module))
     except FedloomError:
         raise

@@ -1,4 +1,4 @@
-"""A trained run, scored again: its last state, with what only matters there set otherwise."""
+"""A trained run, scored again: its last state, with other settings that only affect scoring."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The loop of a run, the same for every method.
 
-A round is messages: the topology says who is there, the server tells the participants what it has
-to tell, the clients compose their models, train, keep and send, the post carries and checks what
-was sent, and the server lets the mix combine it into its state; every `eval_every` rounds clients
-are scored (`evaluation.py`). Nothing here may depend on which method it is.
+A round is messages: the topology says who is there, the server tells the participants what they
+need, the clients compose their models, train, keep and send, the post carries and checks what was
+sent, and the server lets the mix combine it into its state; every `eval_every` rounds clients are
+scored (`evaluation.py`). Nothing here may depend on which method it is.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Runner:
     def _exchange(
         self, opening: Opening, order: Order, done: Round, sent: Sent, told: Told
     ) -> tuple[Mixed, Arrived]:
-        """Carry what was sent to where it is combined, and take over what that makes of it."""
+        """Carry what was sent to where it is combined, and adopt the result."""
         x, state, t = self.experiment, self.experiment.state, opening.round
         meets = x.method.mix.meets
         starts = partial(state.clients.starts, done, sent.clients)

@@ -139,7 +139,7 @@ class Experiment:
         }
 
     def _check_remembered(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Refuse what clients kept of another optimiser, or nothing of it beside other things."""
+        """Refuse clients' optimiser state that is not what this optimiser keeps."""
         known = about.get("settings", {})
         names = ("optimiser", "optimiser_state", "momentum")
         before = Config(**{name: known[name] for name in names if name in known})
@@ -647,8 +647,8 @@ def _classifiers(
 
 
 def _first_contacts(config: Config, method: Method, layout: Layout) -> str:
-    """Let nodes meet once, so that what can't be is refused before anything runs; returns what
-    tells their network's file from another."""
+    """Let nodes meet once, so that an impossible network is refused before anything runs; returns a
+    fingerprint of its file."""
     if not isinstance(method.topology, Peers):
         return ""
     if not len(layout.columns(method.mix.part)):

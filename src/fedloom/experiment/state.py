@@ -87,7 +87,7 @@ class State:
         return self.clients.models(clients, self.server.tell())
 
     def candidates(self, newcomer: Newcomer, weights: np.ndarray) -> Tensor:
-        """The models that somebody without one of its own may try."""
+        """The models that a client without one of its own may try."""
         base = self.clients.base(self.server.tell())
         kept = self.kept if len(self.plan.private) else Population(self.plan.private, base.dtype)
         return self.plan.sections.model(newcomer.candidates(base, kept, weights))

@@ -1,10 +1,10 @@
 """A run on disk: config, one JSON line per round, a per-client table, checkpoints.
 
 Everything is written so that a kill at any moment loses at most the current round: lines are
-appended, tables and checkpoints appear under their name only when they are whole, and what stands
-behind the newest whole checkpoint is cut off before a run goes on. So that a power cut loses hardly
-more, a checkpoint and all that was written before it are synced to the disk, at most once a second:
-shorter rounds would take several times as long. Everything has a checksum.
+appended, tables and checkpoints appear under their name only when they are whole, and everything
+after the newest whole checkpoint is cut off before a run continues. So that a power cut loses
+hardly more, a checkpoint and all that was written before it are synced to the disk, at most once a
+second: shorter rounds would take several times as long. Everything has a checksum.
 """
 
 from __future__ import annotations
@@ -513,7 +513,7 @@ def _sum(tensors: dict[str, Tensor], *, names: bool = True) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: a score that is none is null."""
+    """JSON has no NaN or infinity: such scores become null."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

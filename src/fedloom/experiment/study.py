@@ -57,7 +57,7 @@ class Ask:
 
     @property
     def over(self) -> str:
-        """What a number stands for."""
+        """What a number in a table is."""
         return "one seed" if self.seeds == 1 else f"mean ± std over {self.seeds} seeds"
 
 
@@ -243,7 +243,7 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
-    """Run what is not finished, so many at a time, each in a process of its own."""
+    """Run unfinished jobs, `workers` at a time, each in its own process."""
     waiting = deque(job for job in jobs if not finished(job))
     running: list[_Running] = []
     failed: list[str] = []
@@ -398,8 +398,8 @@ def _config(cell: Cell, **more: Any) -> Config:
 
 
 def make_job(cell: Cell, seed: int, out: Path, free: Sequence[str] = ()) -> Job:
-    """A cell with a seed, checked before anything runs; `free` are settings that a run which is
-    there may have others of."""
+    """A cell with a seed, checked before anything runs; `free` are settings in which an existing
+    run may differ."""
     path = _path(cell, seed, out)
     config = _config(cell, seed=seed, workers=1)
     check_tracker(config.track)

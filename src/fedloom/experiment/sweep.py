@@ -204,7 +204,7 @@ class Sweep(Study):
                 if p.name in results and all(at.get(k) == v for k, v in p.at.items()):
                     runs = results[p.name]
                     found = _scores(runs, "macro") or _scores(runs, f"test_{measure.name}")
-                    # Who does not know the setting is the same everywhere.
+                    # A method without the setting scores the same everywhere.
                     for value in [p.at[axis.key]] if axis.key in p.at else axis.values:
                         lines.setdefault(p.entry.label, {})[value] = found
             panels[", ".join(f"{k}={v}" for k, v in rest.items())] = lines

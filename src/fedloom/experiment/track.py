@@ -1,8 +1,8 @@
 """Rounds as scalars where tracking tools look for them: TensorBoard, MLflow, Weights & Biases.
 
-A tracker is a watcher like a progress bar. What it has of a run it asks the tool itself, and what
-it lacks it takes from the run's own records, so that a run that goes on continues its curves
-without a gap and without a step twice, and one that was never tracked can be, later.
+A tracker is a watcher like a progress bar. It asks the tool which rounds it has and takes missing
+ones from the run's own records, so that a resumed run continues its curves without gaps or repeated
+steps, and a finished run can be tracked later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedloom.experiment.store import RunStore
 from fedloom.files import atomic_file, locked
 
 PROJECT = "fedloom"  # where MLflow and W&B put runs, unless their own variables say otherwise
-_EVERY_ROUND = "train_loss"  # a scalar that no round is without
+_EVERY_ROUND = "train_loss"  # a scalar that every round has
 
 
 class Tracker(ABC):
@@ -80,7 +80,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def open(self, name: str) -> int:
-        """Begin the tracked run, or go on with it; the last round that it has."""
+        """Start the tracked run or continue it; returns the last round that it has."""
 
     @abstractmethod
     def write(self, step: int, values: dict[str, float]) -> None: ...

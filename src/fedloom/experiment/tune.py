@@ -50,7 +50,7 @@ Value = float | int | str | bool | None
 
 @dataclass(frozen=True)
 class Range:
-    """Where the values of a setting are looked for.
+    """The range in which a setting is searched.
 
     >>> Range.parse("log:0.001..0.1").at(0.5)
     0.01
@@ -366,7 +366,7 @@ def known_scores(task: str = AUTO) -> list[str]:
 
 
 def _score(record: Mapping[Any, Any], names: str, measures: Sequence[Measure]) -> float:
-    """What a try is ranked by: the mean of its scores, turned round where less is better."""
+    """What a try is ranked by: the mean of its scores, negated where less is better."""
     scores = {k: v for k, v in record.items() if isinstance(v, float) and k not in _NO_SCORES}
     for name in names.split("+"):
         if name not in scores:
@@ -465,7 +465,7 @@ def with_chosen(
     methods: Iterable[str], settings: Mapping[str, Any], over: Mapping[str, Any], file: object
 ) -> list[str]:
     """Methods of a comparison, each with what a search chose for it; what is given with the method
-    or for all of them (`over`) counts for more."""
+    or for all of them (`over`) takes precedence."""
     out = []
     for method in methods:
         entry = Entry.of(method)

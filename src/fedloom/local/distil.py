@@ -1,7 +1,7 @@
 """Rules that distil a client's own model into its smaller parts, and the masked cross-entropy.
 
 FjORD trains a narrower net inside the client's own in every batch, DepthFL the exits of its blocks,
-DS-FL learns what all clients together say of public images.
+DS-FL learns from the clients' combined predictions on public images.
 """
 
 from __future__ import annotations

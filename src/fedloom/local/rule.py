@@ -130,7 +130,7 @@ class Budget:
     epochs: int = 1
     steps: int | None = None
     batch: int | None = 32  # None: all samples at once (B = ∞)
-    least: int = 1  # a rest smaller than this joins the batch before it (batch norm needs two)
+    least: int = 1  # a remainder smaller than this joins the batch before it (batch norm needs two)
     support_first: bool = False  # a pass goes over the support part, then over the query part
 
     def batches(self, n: int, rng: np.random.Generator, first: int = 0) -> list[np.ndarray]:

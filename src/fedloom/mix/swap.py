@@ -342,7 +342,7 @@ class Alternate(Mix):
         return self.usual.memory + self.then.memory
 
     def _turn(self, round: int) -> tuple[Mix, int]:
-        """Whose turn it is, and the how many-th of its own."""
+        """Whose turn it is, and the number of that turn among its own."""
         done, rest = divmod(round, self.every)
         return (self.usual, round - done) if rest else (self.then, done)
 

@@ -27,5 +27,5 @@ def scale_output(layer: nn.Module, factor: float, always: bool = False) -> None:
 
 
 def scaler_of(hook: object) -> float | None:
-    """The factor of a hook that `scale_output` made; None: it is somebody else's."""
+    """The factor of a hook that `scale_output` made; None for any other hook."""
     return hook.factor if isinstance(hook, _Scaler) else None

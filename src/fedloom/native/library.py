@@ -90,7 +90,7 @@ def right(number: int) -> bool:
 
 
 def why_not() -> str:
-    """Why there is nothing to use, in words."""
+    """Why no kernels can be used, as text."""
     if library() is None:
         return "fedloom was installed without a C++ compiler, so its kernels were not built"
     return "this CPU has neither AVX2 with FMA nor NEON that passes the self-test"

@@ -23,7 +23,7 @@ from fedloom.native.library import SETS, instructions, library, why_not
 from fedloom.native.plan import Op, Plan, Unplanned, Value, plan
 from fedloom.similarity.activations import without_repeats
 
-_MEMORY = 256 * 2**20  # bytes that passes which may be gone back through can hold on to
+_MEMORY = 256 * 2**20  # bytes that passes kept for backpropagation may hold
 CHUNK = 64  # samples that go through a net together where they do not depend on one another
 
 
@@ -104,7 +104,7 @@ class Program:
 
     @property
     def holder(self) -> _Pass | None:
-        """The pass whose activations are in memory, while somebody may go back through it."""
+        """The pass whose activations are in memory, as long as it may be backpropagated."""
         return None if self._holder is None else self._holder()
 
     def held_by(self, this: _Pass | None) -> None:
@@ -135,7 +135,7 @@ class Program:
         return out if self.plan.stacked else out[0]
 
     def read(self, value: int, to: Tensor) -> None:
-        """What went forward last has in a value, into `to`: samples × features."""
+        """Copy a value of the last forward pass into `to`: samples × features."""
         self.lib.fl_read(self.handle, value, to.data_ptr(), to.stride(0))
 
 
@@ -195,8 +195,8 @@ class Native:
         return found
 
     def program_for(self, this: _Pass, n: int) -> Program:
-        """For a pass that may be gone back through: one with its activations still in memory, one
-        that nobody needs any more, a new one; or, where that is too much, somebody else's."""
+        """For a pass that may be backpropagated: the program that still holds its activations, a
+        free one, a new one or, if that takes too much memory, one taken from another pass."""
         mine = [p for p in self._passes if p.holder is this]
         if mine:
             return mine[0]

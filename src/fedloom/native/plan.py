@@ -614,7 +614,7 @@ def _unpadded_where_flat(
 
 
 def _mark_sums(ops: list[Op], steps: list[Step], outputs: tuple[Made, ...]) -> None:
-    """Going back, who writes a gradient first, and who adds to what is there."""
+    """In the backward pass, which operation writes a gradient first, and which add to it."""
     written = {o.root for o in outputs}
     weights: set[int] = set()
     for op, step in zip(reversed(ops), reversed(steps), strict=True):

@@ -1,9 +1,9 @@
 """A report as one self-contained HTML page: it opens without a network, on a screen or a phone, in
 light or dark, and prints.
 
-`Page` is what is shown; who fills it knows runs, this module knows HTML. Curves are drawn by uPlot,
-which is shipped in `assets/`, everything else is plain HTML and SVG. Each figure and its data can
-be saved from the page; `figures.py` draws the same ones for print.
+`Page` is what is shown; its callers know runs, this module knows only HTML. Curves are drawn by
+uPlot, which is shipped in `assets/`, everything else is plain HTML and SVG. Each figure and its
+data can be saved from the page; `figures.py` draws the same ones for print.
 """
 
 from __future__ import annotations

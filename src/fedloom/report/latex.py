@@ -16,7 +16,7 @@ def number(text: str) -> str:
 
 
 def framed(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A tabular of cells that are TeX already, the first `left` columns of words."""
+    """A tabular of cells that are TeX already, the first `left` columns being text."""
     lines = [r"\begin{tabular}{" + "l" * left + "r" * (len(heads) - left) + "}", r"\toprule",
              " & ".join(map(escaped, heads)) + r" \\", r"\midrule"]  # fmt: skip
     lines += [" & ".join(row) + r" \\" for row in rows]

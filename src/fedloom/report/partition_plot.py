@@ -1,7 +1,7 @@
 """A picture of a partition: how many samples of which class every client holds.
 
 A few dozen clients and classes are bars, one for each client. More are a heat map of label shares,
-sorted so that alike clients lie together, beside a histogram of the clients' sizes.
+sorted so that similar clients are adjacent, beside a histogram of the clients' sizes.
 """
 
 from __future__ import annotations

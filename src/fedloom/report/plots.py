@@ -87,7 +87,7 @@ def finish(figure: Figure, file: str | Path | None, width: float | None = None) 
 
 def fit(figure: Figure, width: float) -> None:
     """Make a figure as wide as a column: panels one below the other where they would be too narrow
-    side by side, and letters of the size that a caption has."""
+    side by side, and text at the size of a caption."""
     if not 1 <= width <= 40:
         raise FedloomError(f"width={width:g}: give inches, from 1 to 40 (a column has about 3.3).")
     axes = figure.axes
@@ -169,7 +169,7 @@ def plot_curves(
     measure: Measure = _ACCURACY,
 ) -> Figure:
     """One panel per score, one line per method: the mean over seeds, with its range shaded; `x` is
-    the column that runs to the right. `marks` are crosses at the end of a line: where another
+    the column on the horizontal axis. `marks` are crosses at the end of a line: where another
     program's ended."""
     present = [c for c in panels if any(c in f for fs in curves.values() for f in fs)]
     if not present:

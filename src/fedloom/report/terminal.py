@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 #: what the outputs of a model are called
 _OUTPUTS = {"regression": "values", "multi-label": "labels", "next-token": "tokens"}
 _LEAST_WIDTH = 80  # narrower tables are harder to read than lines that a terminal wraps
-_WIDE = 120  # from here on, texts have room in a column beside others
+_WIDE = 120  # columns from which descriptions fit beside other columns
 _fits = sys.stdout.isatty() or "COLUMNS" in os.environ
 out = Console(width=None if _fits else 140, highlight=False)
 out.width = max(out.width, _LEAST_WIDTH)
 err = Console(stderr=True, highlight=False)
 
 
-clear()  # all is imported that a command needs, and what is printed from here on comes after it
+clear()  # all that a command needs is imported by now, and its output begins
 
 
 class Progress:
@@ -125,7 +125,7 @@ class Progress:
 
 
 class Clock:
-    """How long it takes until all is done, judged by how long it took until now.
+    """Estimates the time left from the time taken so far.
 
     >>> clock = Clock(now=iter([0.0, 30.0]).__next__)
     >>> clock.begin(0.5); clock.at(0.75); clock.left()
@@ -289,7 +289,7 @@ def print_result(result: Result, details: bool = False) -> None:
 
 
 def print_scores(result: Result, scores: Scores) -> None:
-    """Scores of another look at a run, beside the last that it wrote down itself."""
+    """Scores of a run that was scored again, beside the last that it recorded itself."""
     first, again = (dict(_scores(found, result.task)) for found in (result.summary, scores.summary))
     if not again:
         out.print("Nothing was scored: there is no test data, or eval_clients is 0.")
@@ -304,7 +304,7 @@ def print_scores(result: Result, scores: Scores) -> None:
 
 
 def _print_devices(result: Result) -> None:
-    """What each kind of device paid for what it got."""
+    """Cost and scores of each kind of device."""
     table, measure = result.devices, result.measures[0]
     if table.empty:
         return

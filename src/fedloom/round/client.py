@@ -53,7 +53,7 @@ class Clients:
         self._own, self._beside = method.own, plan.own_sections(method)
         self._validates = method.mix.validates
         self._first = method.first
-        self._initial = initial  # a whole row, with the values that nobody has set yet
+        self._initial = initial  # a whole row of initial values
         self.kept = Population(plan.sections.columns(plan.private, plan.keeps), initial.dtype)
 
     @property

@@ -18,7 +18,8 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Told:
     """What the server tells the participants of a round: the shared columns of the model, and
-    values by name. All are told the same; one who trains a sub-model, its columns only."""
+    values by name. All are told the same, except that a client with a sub-model gets only its
+    columns."""
 
     model: Tensor
     values: Mapping[str, Tensor] = field(default_factory=dict)

@@ -74,7 +74,7 @@ class Plan:
         return self.chosen_there and not self.sends_choice and keeps
 
     def initial(self, sizes: Sizes, row: Tensor) -> Tensor:
-        """A whole row before anybody has set anything; `row` is the initial model."""
+        """A whole row of initial values; `row` is the initial model."""
         start = {name: kind.initial(sizes, row) for name, kind in self.values.items()}
         return self.sections.widened(row, start)
 

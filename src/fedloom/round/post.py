@@ -1,4 +1,4 @@
-"""The way from one side to the other: messages are encoded, counted, corrupted if the run asks for
+"""The channel between the two sides: messages are encoded, counted, corrupted if the run asks for
 that, decoded, and checked before they are accepted.
 
 This is the one place through which everything passes, whatever the method. Bytes are those of the

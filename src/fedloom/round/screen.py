@@ -1,7 +1,7 @@
 """The check at the door: every message is validated on arrival, before it is used.
 
-Names, shapes and types are checked by who makes a `Sent`; here its values are: finite, and, if the
-run asks for it, a change of a size that is usual in this round.
+Names, shapes and types are checked where a `Sent` is made; here its values must be finite and, if
+the run asks for it, a change of a size that is usual in this round.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Server:
         return np.array([known.get(c, 0) for c in range(clients)], dtype=np.int64)
 
     def lasts(self, clients: np.ndarray) -> list[Last | None] | None:
-        """What these clients last sent, if anybody wants to know."""
+        """What these clients last sent, if a part of the method needs it."""
         if self._lasts is None:
             return None
         known = [self._lasts.get(int(client)) for client in clients]
@@ -142,7 +142,7 @@ class Server:
     def remember(
         self, clients: np.ndarray, rows: Sequence[Tensor], indexes: Sequence[Tensor | None]
     ) -> None:
-        """Keep what clients sent, if anybody will want to know."""
+        """Keep what clients sent, if a part of the method will need it."""
         if self._lasts is None:
             return
         for client, row, index in zip(clients, rows, indexes, strict=True):

@@ -51,7 +51,7 @@ def gradients(module: nn.Module, channels: Channels, batch: Batch) -> list[np.nd
             loss = F.cross_entropy(module(x), y, reduction="sum") / len(batch.y)
         at = {(tap.call, tap.item) for group in channels.groups for tap in group.taps}
         reads = {key: seen[key[0]][key[1]] for key in sorted(at)}
-        # A recurrent layer's outputs or its last state may be of no use to anybody.
+        # A recurrent layer's outputs or its last state may be unused.
         found = torch.autograd.grad(
             loss, list(reads.values()), allow_unused=True, materialize_grads=True
         )

@@ -18,7 +18,7 @@ _NOTHING = "Give at least one network, and one layer of it with something to com
 
 
 class Models(Protocol):
-    """Networks that can be walked through again and again; each is done with before the next."""
+    """Networks that can be iterated over repeatedly; each is finished with before the next."""
 
     def __len__(self) -> int: ...
 

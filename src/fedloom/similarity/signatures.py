@@ -1,7 +1,7 @@
-"""Signatures taken once, for those who will not look at all pairs of networks.
+"""Signatures taken once, to compare only some pairs of networks.
 
-`similarity_matrix` compares everybody with everybody. Where one network after the other is compared
-with some of the others, each needs its signatures once, and a row is their products.
+`similarity_matrix` compares all pairs. Where one network after the other is compared with some of
+the others, each needs its signatures once, and a row is their products.
 """
 
 from __future__ import annotations

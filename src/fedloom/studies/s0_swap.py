@@ -319,7 +319,7 @@ class S0Swap(Study):
         return Table(f"{ask.data}, {SKEWS[ask.preset]}: {title}", heads, rows)
 
     def _beside(self, ask: Ask, results: Results) -> Table:
-        """What the comparison lies between."""
+        """The baselines, and the control on IID data."""
         labels = {"local": "local training only", "centralised": "centralised"}
         for part in PARTS if ask.preset == "classes" else ():
             for name in CONTROL:
@@ -382,8 +382,8 @@ class S0Swap(Study):
 
 
 def verdict(margins: Sequence[float], equal_holds: bool = False) -> str:
-    """What margins that are positive where a claim is right say of it; `equal_holds` for claims of
-    no more than something.
+    """The verdict on a claim by its margins, which are positive where it holds; `equal_holds` for
+    claims of no more than something.
 
     >>> verdict([0.1, 0.2]), verdict([0.1, -0.1]), verdict([0.0, 0.0]), verdict([-1.0])
     ('holds', 'depends on the seed', 'equal', 'does not hold')
@@ -433,7 +433,7 @@ def _best_rates(ask: Ask, results: Results) -> dict[tuple[str, str, str], float]
 
 
 def _whole(rounds: int) -> int:
-    """So many rounds or a few less, so that the last one averages."""
+    """This many rounds or slightly fewer, so that the last one averages."""
     return max(rounds // H2, 1) * H2
 
 

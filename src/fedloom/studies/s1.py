@@ -1,9 +1,9 @@
 """S1's comparison: personalisation layers and meta-learning on two classes a client (S1 chapter 5).
 
 `source` is what the source's program did, which is not all in its text: pairs of classes from a
-ring, a fresh Adam in every round, one outer step a round, its scale of the images, and rates of
-their own for local and for new clients. `tuned` has values that `fedloom tune` chose for every
-method with the same budget, on a part of the training data.
+ring, a fresh Adam in every round, one outer step a round, its scale of the images, and separate
+rates for local and for new clients. `tuned` has values that `fedloom tune` chose for every method
+with the same budget, on a part of the training data.
 
 Methods that learn alike are trained once: FedAvg is FedAvgMeta before it adapts, FedPer is
 FedPerMeta.

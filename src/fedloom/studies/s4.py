@@ -3,7 +3,7 @@
 The source gives neither its network nor its mobility. Here it is LeNet (two 5×5 convolutions of 6
 and 16 channels, 120-84-10; an MLP on digits), and the preset is the side of the square that nodes
 walk in, with range 100, speeds 3 to 7, pauses of 10 and 10 steps a round, at each of which those in
-range meet. At 1000, 50 nodes meet some three others a round; at 2000 hardly anybody meets.
+range meet. At 1000, 50 nodes meet some three others a round; at 2000 they hardly ever meet.
 `mlp-1000` is `area-1000` with an MLP of 100 hidden units in place of LeNet, in a tenth of the time.
 
 Relaying gives feddom more models than one-hop exchange gives P2P FedAvg and WAFL, so these are also

@@ -23,7 +23,7 @@ TASKS: dict[str, type[Task]] = {
     for cls in (Classification, Binary, MultiLabel, Regression, NextToken, Segmentation)
 }
 AUTO = "auto"
-#: what a batch is of that nobody said anything of
+#: the task of a batch that names none
 CLASSES = Classification(0)
 
 

@@ -60,7 +60,7 @@ class Task(ABC):
 
     @property
     def tested(self) -> tuple[Measure, ...]:
-        """What is told of the common test set."""
+        """The measures reported for the common test set."""
         return (*self.measures, LOSS)
 
     @property
@@ -91,7 +91,7 @@ class Task(ABC):
             found = _scalar(self.own_loss(outputs, y))
         except FedloomError:
             raise
-        except Exception as e:  # whatever somebody's function may do
+        except Exception as e:  # a user's function may raise anything
             raise FedloomError(
                 f"Your loss failed with {type(e).__name__}: {e}. It is called as loss(outputs, "
                 f"labels), here with outputs of shape {tuple(outputs.shape)} and labels of shape "

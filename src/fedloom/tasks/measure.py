@@ -30,7 +30,7 @@ class Measure:
 
     @property
     def factor(self) -> float:
-        """What a value is multiplied with before it is written."""
+        """What a value is multiplied by before it is written."""
         return 100.0 if self.share else 1.0
 
     @property
@@ -40,7 +40,7 @@ class Measure:
 
     @property
     def axis(self) -> str:
-        """What stands beside an axis of it."""
+        """The label of its axis."""
         return f"{self.called} (%)" if self.share else self.called
 
     def heading(self, who: str) -> str:

@@ -54,7 +54,7 @@ class Network(Described):
 
     @property
     def fingerprint(self) -> str:
-        """What tells that a file which it reads is not the same any more."""
+        """A fingerprint of the file that it reads, if it reads one."""
         return ""
 
     @property
@@ -88,7 +88,7 @@ class Ring(Fixed):
 
 
 class Complete(Fixed):
-    """Everybody is linked to everybody."""
+    """Every node is linked to every other."""
 
     name = "complete"
     about = "everybody with everybody"
@@ -215,7 +215,7 @@ def _edge_list(file: str, stamp: int) -> np.ndarray:
 
 
 def stamped(file: str) -> tuple[str, int]:
-    """A file with the time of its last change: what it held may be kept in mind until then."""
+    """A file with the time of its last change: its contents may be cached until it changes."""
     path = Path(file).absolute()
     return str(path), path.stat().st_mtime_ns if path.exists() else 0
 

@@ -56,7 +56,7 @@ class DrawnBy(Star):
             chance = np.maximum(known, 1e-12) / np.maximum(known, 1e-12).sum()
             drawn = rng.choice(clients, size=participants, replace=False, p=chance)
             return Contacts(np.sort(drawn))
-        # A shuffled list, ordered by capacity, of which every so many-th is taken.
+        # A shuffled list, ordered by capacity, of which every n-th is taken.
         order = rng.permutation(clients)
         order = order[np.argsort(known[order], kind="stable")]
         at = (np.arange(participants) + rng.random()) * clients / participants

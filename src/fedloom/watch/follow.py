@@ -46,7 +46,7 @@ SCORES: dict[str, tuple[str | None, ...]] = {
 _WRITTEN: dict[str, type | tuple[type, ...]] = {
     "round": int, "participants": list, "seconds": (int, float), "bytes_up": int, "bytes_down": int,
 }  # fmt: skip
-_VERSIONS = itertools.count(1)  # never the same twice, also for a run that comes again
+_VERSIONS = itertools.count(1)  # never reused, not even for a run that reappears
 _ADVICE = "Put a good copy in its place."
 _SCORED = ("test", "macro", "worst10", "new_macro")  # in the measure of the task
 
@@ -60,7 +60,7 @@ class Tail:
         self._inode: int | None = None
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """New lines with where they begin; a last line without an end waits for it. A file that
+        """New lines with where they begin; an incomplete last line is left for later. A file that
         was replaced or cut raises `Replaced`."""
         try:
             with self.file.open("rb") as f:
@@ -200,7 +200,7 @@ class Run:
         seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if seen == self._seen:
             return
-        if self._bad_rounds and not active:  # perhaps it was mended
+        if self._bad_rounds and not active:  # it may have been repaired
             self._forget()
         self._seen, self.written = seen, stat.st_mtime
         try:

@@ -66,7 +66,7 @@ _HEADERS = {
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; "
 _POLICY += "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
 _POLICY += "frame-ancestors 'none'"
-# A report has its scripts inside; in a sandbox it is of no site, so it reaches nothing here.
+# A report has inline scripts; sandboxed, it has an origin of its own and can't reach this page.
 _SANDBOX = "sandbox allow-scripts allow-downloads allow-modals; default-src 'none'; "
 _SANDBOX += "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -385,7 +385,7 @@ def serve(
     server = _Server(config, watch)
     shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
     shown = f"[{shown}]" if ":" in shown else shown
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # such that reports are cleaned up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that reports are cleaned up
     watch.start()
     ready(f"http://{shown}:{number}/" + (f"?token={token}" if token else ""))
     try:

@@ -112,7 +112,7 @@ def reserved(
 
 
 def unused(owner: npt.NDArray[np.int64]) -> tuple[str, ...]:
-    """A note of what nobody holds."""
+    """A note on samples that no client holds."""
     left = int(np.count_nonzero(owner < 0))
     return (f"{left} samples are held by no client",) if left else ()
 

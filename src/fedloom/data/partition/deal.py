@@ -57,7 +57,7 @@ class Dealing:
         return self.rng.permutation(np.flatnonzero(self.y == label))
 
     def nobody(self) -> IntArray:
-        """The owner of every sample while nothing is dealt."""
+        """The owner of every sample before any is dealt: none."""
         return np.full(len(self.y), -1, np.int64)
 
 

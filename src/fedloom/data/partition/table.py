@@ -317,7 +317,7 @@ def _text(value: Any) -> str:
 
 
 def _are_names(rows: np.ndarray) -> bool:
-    """Texts, or numbers that are no count of clients from 0 on."""
+    """Texts, or numbers that don't count clients from 0."""
     if rows.dtype.kind in "US":
         return True
     if rows.dtype.kind == "O":
@@ -328,7 +328,7 @@ def _are_names(rows: np.ndarray) -> bool:
 
 
 def _array(given: Any) -> np.ndarray:
-    """As an array; of no dimension where it is none."""
+    """As an array; one of no dimension if it can't be one."""
     try:
         return np.asarray(given)
     except ValueError:  # lists of different lengths
