@@ -171,7 +171,7 @@ def _combined(rows: Tensor, own: np.ndarray, matrix: csr_array, others: Tensor) 
 
 def _covers(g: Gathering) -> Tensor:
     """Which of these columns each client trained."""
-    if g.whole:
+    if g.whole or g.indexes is None:
         return torch.ones(1, 1, dtype=torch.bool).expand(len(g.clients), g.layout.size)
     out = torch.ones((len(g.clients), g.layout.size), dtype=torch.bool)
     for i, index in enumerate(g.indexes):
