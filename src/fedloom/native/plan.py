@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import pickle
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -148,8 +149,8 @@ def _around(modules: dict[str, nn.Module]) -> list[Any]:
     plain = (bool, int, float, str)
     own = [{k: repr(v) for k, v in vars(m).items() if not k.startswith("_") or isinstance(v, plain)}
            for m in modules.values()]  # fmt: skip
-    numpy = np.random.get_state(legacy=False)
-    return [own, random.getstate(), repr(numpy), torch.get_rng_state().tolist()]
+    numpy = pickle.dumps(np.random.get_state(legacy=False))  # far quicker than its repr
+    return [own, random.getstate(), numpy, torch.get_rng_state().tolist()]
 
 
 class _Rows:
