@@ -361,8 +361,9 @@ struct Table {
     void (*descend)(float*, const float*, long, long, const Update&, const Rates&);
     double (*squares)(const float*, long);
     void (*spread)(const float*, long, long, long, const double*, double*);
+    void (*weigh)(const float*, long, long, long, const double*, double*);
 };
-#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend, isa::squares, isa::spread}
+#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend, isa::squares, isa::spread, isa::weigh}
 #if defined(__x86_64__)
 const Table tables[] = {TABLE(plain), TABLE(avx2), TABLE(avx512)};
 const int lanes_of[] = {4, 8, 16};
@@ -587,6 +588,16 @@ void fl_update(int isa, float* W, const float* G, long n, const Update* u) { upd
 // Of n rows of weights: how far each is from their mean, by these shares, squared, added to `squares`.
 void fl_spread(int isa, const float* rows, long stride, long n, long size, const double* shares, double* squares) {
     tables[isa].spread(rows, stride, n, size, shares, squares);
+}
+
+// Σ weight_k row_k of n rows, in the order of the rows, added to `sums`.
+void fl_weigh(int isa, const float* rows, long stride, long n, long size, const double* weights, double* sums) {
+    tables[isa].weigh(rows, stride, n, size, weights, sums);
+}
+
+// The same of one row's values at n places: they count, and so does their weight.
+void fl_weigh_part(const float* row, const int64_t* at, long n, double weight, double* sums, double* coverage) {
+    for (long j = 0; j < n; j++) sums[at[j]] += weight * row[at[j]], coverage[at[j]] += weight;
 }
 
 // Steps one after the other: step k takes the samples at[cut[k]] to at[cut[k + 1] - 1]. G is the last one's gradient. Returns
@@ -2421,6 +2432,16 @@ FN void spread(const float* rows, long stride, long n, long size, const double* 
                 }
             for (; x < some; x++) sum[0] += (row[x] - mean[x]) * (row[x] - mean[x]);
             squares[k] += ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+        }
+    }
+}
+
+FN void weigh(const float* rows, long stride, long n, long size, const double* weights, double* sums) {
+    for (long at = 0; at < size; at += AT_ONCE) {
+        const long some = std::min(AT_ONCE, size - at);
+        for (long k = 0; k < n; k++) {
+            const float* row = rows + k * stride + at;
+            for (long x = 0; x < some; x++) sums[at + x] += weights[k] * row[x];
         }
     }
 }
