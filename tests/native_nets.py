@@ -13,14 +13,15 @@ ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU,
 class Residual(nn.Module):
     """A branch of two convolutions, functional activations, and an addition."""
 
-    def __init__(self, channels, norm, groups):
+    def __init__(self, channels, norm, groups, last=F.relu):
         super().__init__()
+        self.last = last
         self.first = nn.Conv2d(channels, channels, 3, padding=1, groups=groups)
         self.norm = norm(channels)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x):
-        return F.relu(self.second(F.silu(self.norm(self.first(x)))) + x)
+        return self.last(self.second(F.silu(self.norm(self.first(x)))) + x)
 
 
 def norms(rng):
@@ -87,3 +88,26 @@ def network(seed):
     batch = rng.choice([1, 2, 3, 8, 13, 32, 70])
     coupled = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
     return net, shape, max(batch, 8) if coupled else batch
+
+
+def wide_network(seed):
+    """The same of convolutions of 3×3 that are computed with fewer products. They round more
+    coarsely, so activations are smooth: a ReLU at 0 would make a jump of that."""
+    rng = random.Random(seed)
+    shape = c, h, w = rng.choice([3, 16, 21]), rng.randint(5, 17), rng.randint(5, 17)
+    layers = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for _ in range(rng.randint(1, 3)):
+            out, p = rng.choice([16, 17, 31, 48, 70]), rng.choice([0, 1, 1, 2])
+            layers.append(nn.Conv2d(c, out, 3, padding=p, bias=rng.random() < 0.8))
+            c, h, w = out, h + 2 * p - 2, w + 2 * p - 2
+            if rng.random() < 0.3:
+                layers, h, w = [*layers, nn.MaxPool2d(2)], h // 2, w // 2
+            layers += [rng.choice([nn.BatchNorm2d, nn.Identity])(c), rng.choice(ACTIVATIONS[1:5])()]
+            if rng.random() < 0.3:
+                layers.append(Residual(c, lambda c: nn.Identity(), 1, F.silu))
+            if min(h, w) < 3:
+                break
+        net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(c * h * w, 10))
+    return net, shape, rng.choice([2, 3, 8, 13, 32])

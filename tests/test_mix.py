@@ -5,6 +5,7 @@ from torch import nn
 
 from fedloom.layout import Layout
 from fedloom.mix import Average, Coverage, Gathering, GradientStep, Keep, weighted_mean
+from fedloom.native import rows as rows_module
 from fedloom.streams import stream
 from fedloom.topology import Contacts
 
@@ -85,3 +86,29 @@ def test_gradient_step_by_hand():
 @pytest.mark.parametrize(("mix", "kept"), [(Average(), 0), (Average("body"), 2), (Keep(), 4)])
 def test_what_is_kept_follows_from_the_declaration(mix, kept):
     assert len(mix.kept(gather([[0.0] * 4], [1], [0.0] * 4).layout)) == kept
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_rows_are_summed_alike_by_the_kernels_and_by_torch(monkeypatch, native):
+    if not native:
+        monkeypatch.setattr(rows_module, "instructions", lambda: None)
+    rng = torch.Generator().manual_seed(0)
+    rows, weights = torch.randn(5, 1003, generator=rng), np.array([3.0, 1.0, 0.0, 7.0, 2.0])
+    wide = torch.zeros(5, 1100)
+    wide[:, :1003] = rows
+    old = torch.randn(1003, generator=rng)
+    wanted = (torch.from_numpy(weights)[:, None] * rows.double()).sum(0) / weights.sum()
+    for given in (rows, wide[:, :1003]):
+        assert torch.allclose(weighted_mean(given, weights, old).double(), wanted, atol=1e-6)
+    some = (None, torch.arange(0, 1000, 3), None, torch.arange(500), torch.tensor([1, 1002]))
+    share = torch.zeros(5, 1003, dtype=torch.float64)
+    for k, index in enumerate(some):
+        share[k, slice(None) if index is None else index] = weights[k]
+    wanted = (share * rows).sum(0) / share.sum(0)
+    found = weighted_mean(wide[:, :1003], weights, old, some)
+    assert torch.allclose(found.double(), wanted, atol=1e-6)
+    nobody = weighted_mean(rows[:1], weights[:1], old, (torch.tensor([4]),))
+    assert torch.equal(nobody[5:], old[5:])
+    assert nobody[4] == rows[0, 4]
+    with pytest.raises(IndexError):
+        weighted_mean(rows[:1], weights[:1], old, (torch.tensor([2, 1003]),))

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from native_nets import network
+from native_nets import network, wide_network
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -24,6 +24,7 @@ from fedloom.mix import Networks
 from fedloom.models import build
 from fedloom.native import library as native_library
 from fedloom.native import net as native_net
+from fedloom.native import plan as native_plan
 from fedloom.native.library import SETS, library
 from fedloom.native.net import Native, Pictures
 from fedloom.native.plan import Unplanned, plan
@@ -64,8 +65,8 @@ def apart(layout, got, want):
 
 
 class Case:
-    def __init__(self, seed, number):
-        self.net, self.shape, n = network(seed)
+    def __init__(self, seed, number, make=network):
+        self.net, self.shape, n = make(seed)
         self.layout = Layout.of(self.net)
         self.row = self.layout.flatten(self.net)
         self.native = Native(self.net, self.layout, self.shape, number)
@@ -77,10 +78,11 @@ class Case:
 
 
 @needs_kernels
+@pytest.mark.parametrize(("make", "nets"), [(network, NETS), (wide_network, 16)])
 @pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
-def test_random_networks_agree_with_double_precision(number):
-    for seed in range(NETS):
-        case = Case(seed, number)
+def test_random_networks_agree_with_double_precision(number, make, nets):
+    for seed in range(nets):
+        case = Case(seed, number, make)
         layout, cut = case.layout, case.layout.trainable
         row, grad = case.row.clone(), torch.zeros(cut)
         loss = case.native.gradient(row, grad, plain(case.x), case.y)
@@ -98,6 +100,23 @@ def test_random_networks_agree_with_double_precision(number):
             case.native.logits(row, plain(case.x)).double(), looking(case.x.double()),
             rtol=1e-4, atol=1e-4,
         )  # fmt: skip
+
+
+@needs_kernels
+def test_convolutions_are_computed_with_fewer_products_where_these_are_half_as_many():
+    def tiles(net, shape):
+        kinds = plan(net, Layout.of(net), shape).ops
+        return [op.tile for op in kinds if op.kind == 0]
+
+    assert tiles(build("conv4", (1, 28, 28), 10), (1, 28, 28)) == [0, 4, 4, 3]
+    for size, wanted in ((2, 0), (3, 3), (4, 4), (5, 3), (7, 4)):
+        net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Flatten(), nn.LazyLinear(2))
+        net(torch.zeros(1, 16, size, size))
+        assert tiles(net, (16, size, size)) == [wanted]
+    for more in ({"stride": 2}, {"dilation": 2}, {"groups": 2}, {"padding": (1, 0)}):
+        net = nn.Sequential(nn.Conv2d(32, 32, 3, **more), nn.Flatten(), nn.LazyLinear(2))
+        net(torch.zeros(1, 32, 12, 12))
+        assert tiles(net, (32, 12, 12)) == [0]
 
 
 @needs_kernels
@@ -158,10 +177,11 @@ def test_probes_run_by_the_kernels_of_the_run(in_tmp, monkeypatch, kernels):
 
 
 @needs_kernels
+@pytest.mark.parametrize(("make", "nets"), [(network, NETS), (wide_network, 8)])
 @pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
-def test_second_derivatives_agree_with_double_precision(number):
-    for seed in range(NETS):
-        case = Case(seed, number)
+def test_second_derivatives_agree_with_double_precision(number, make, nets):
+    for seed in range(nets):
+        case = Case(seed, number, make)
         layout, cut = case.layout, case.layout.trainable
         weights = case.row[:cut].clone().requires_grad_()
         out = case.native(weights, case.row[cut:].clone(), case.x)
@@ -651,19 +671,20 @@ def test_without_a_compiler_torch_computes_everything(in_tmp, monkeypatch):
 
 
 @needs_kernels
-@pytest.mark.parametrize(("has", "width", "ours"), [
-    (True, 64, False), (True, 32, True), (False, 64, True), (True, 16, True),
+@pytest.mark.parametrize(("has", "width", "kernel", "ours"), [
+    (True, 64, 5, False), (True, 64, 3, True), (True, 32, 5, True), (False, 64, 5, True),
 ])  # fmt: skip
-def test_wide_networks_are_left_to_torch_where_it_has_avx512(monkeypatch, has, width, ours):
+def test_wide_networks_are_left_to_torch_where_it_has_avx512(monkeypatch, has, width, kernel, ours):
+    """Unless ours have fewer products to compute."""
     monkeypatch.setattr(engine_kernels, "torch_has_avx512", lambda: has)
-    channels = [width, 2 * width, 4 * width, 8 * width]
-    net = build("conv4", (1, 28, 28), 10, options={"channels": channels})
+    wide = nn.Conv2d(width, width, kernel, padding=kernel // 2)
+    net = nn.Sequential(nn.Conv2d(1, width, 1), wide, nn.Flatten(), nn.Linear(width * 36, 10))
     layout = Layout.of(net)
     name = resolve("auto", torch.device("cpu"), "fp32", None)
-    found = kernels_for(name, net, layout, (1, 28, 28), False)
+    found = kernels_for(name, net, layout, (1, 6, 6), False)
     assert isinstance(found, Native) == ours
     asked = resolve("native", torch.device("cpu"), "fp32", None)
-    assert isinstance(kernels_for(asked, net, layout, (1, 28, 28), False), Native)
+    assert isinstance(kernels_for(asked, net, layout, (1, 6, 6), False), Native)
 
 
 def test_kernels_are_for_cpus():
@@ -722,9 +743,11 @@ def test_the_stacked_engine_does_not_take_the_kernels_silently(in_tmp):
 @needs_kernels
 @pytest.mark.parametrize("method", ["heterofl", "fjord"])
 def test_narrow_parts_of_a_wide_network_read_the_same_images(in_tmp, monkeypatch, row, method):
-    """With AVX-512 torch runs the whole network, on images that lie colour by colour of each pixel,
-    and our kernels run a weak client's part of it."""
+    """With AVX-512 torch runs a whole network of wide convolutions (but for those that take fewer
+    products), on images that lie colour by colour of each pixel, and our kernels run a weak
+    client's part of it."""
     monkeypatch.setattr(engine_kernels, "torch_has_avx512", lambda: True)
+    monkeypatch.setattr(native_plan, "_tile", lambda step: 0)
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (60, 3, 12, 12), dtype=np.uint8), np.arange(60) % 3
     settings = {"model": "conv4", "model_options": {"channels": [64] * 4}, "clients": 3,

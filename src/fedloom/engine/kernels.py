@@ -2,7 +2,8 @@
 
 What a run takes is recorded with it under the name of the instruction set, `avx2`, `avx512` or
 `plain` (NEON on ARM), or `torch`, so that a resumed run goes on with the same. `avx2+torch` leaves
-networks of wide convolutions to torch, whose kernels for them use AVX-512 where the CPU has it.
+networks of wide convolutions to torch, whose kernels for them use AVX-512 where the CPU has it,
+except for those that ours compute with fewer products.
 """
 
 from __future__ import annotations

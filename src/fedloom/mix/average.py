@@ -11,6 +11,7 @@ from torch import Tensor
 from fedloom.errors import FedloomError
 from fedloom.mix.base import Gathering, Mix, Mixed
 from fedloom.mix.gossip import PeerAverage
+from fedloom.native.rows import add_weighted, add_weighted_part
 
 
 def weighted_mean(
@@ -28,8 +29,7 @@ def weighted_mean(
     if indexes is None or all(index is None for index in indexes):
         if not weights.sum() > 0:
             return old.clone()
-        for row, weight in zip(rows, weights, strict=True):
-            total.add_(row, alpha=float(weight))
+        add_weighted(total, rows, weights)
         return total.div_(float(weights.sum())).to(old.dtype)
     coverage = torch.zeros_like(total)
     for row, weight, index in zip(rows, weights, indexes, strict=True):
@@ -37,8 +37,7 @@ def weighted_mean(
             total.add_(row, alpha=float(weight))
             coverage.add_(float(weight))
         else:
-            total.index_add_(0, index, row[index].double(), alpha=float(weight))
-            coverage[index] += float(weight)
+            add_weighted_part(total, coverage, row, float(weight), index)
     return torch.where(coverage > 0, (total / coverage).to(old.dtype), old)
 
 

@@ -64,6 +64,11 @@ class Gathering:
     arrived: Tensor | None = None
 
     @property
+    def whole(self) -> bool:
+        """Whether nobody trained a sub-model."""
+        return self.indexes is None or all(index is None for index in self.indexes)
+
+    @property
     def heard(self) -> Tensor:
         """The rows as other nodes receive them: encoded, or corrupted by an attack."""
         return self.rows if self.arrived is None else self.arrived

@@ -9,6 +9,7 @@ it is remembered.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 from fedloom.mix.base import Fields, Gathering, Mix, Mixed, Traffic
 from fedloom.mix.knowledge import NOTHING, Habits, meet, products
 from fedloom.topology.relay import Letters
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 #: nodes that relay know what reached them in the round, and whose it is
 _RELAY = Habits(forget=None, tells_links=False, remembers=False)
@@ -53,7 +57,7 @@ class Mail:
     def keep(self, which: np.ndarray) -> Mail:
         """Only these messages, and the rows that they carry."""
         used, carries = np.unique(self.carries[which], return_inverse=True)
-        at = torch.from_numpy(used)
+        at = slice(None) if len(used) == len(self.rows) else torch.from_numpy(used)
         numbers = (v[which] for v in (self.receiver, self.due, self.weight))
         return Mail(self.rows[at], self.covers[at], carries, *numbers)
 
@@ -90,27 +94,26 @@ class Gossip(Mix):
             return self._relayed(g)
         now, later, traffic = self._deliver(g)
         share, own = self.shares(now.receiver, now.weight, g.weights)
-        count = len(g.clients)
-        here = np.arange(count)
-        entries = np.concatenate([own, share])
-        to, source = (
-            np.concatenate([here, now.receiver]),
-            np.concatenate([here, count + now.carries]),
-        )
-        matrix = csr_array((entries, (to, source)), shape=(count, count + len(now.rows)))
-        values = torch.cat([g.rows, now.rows]).double().numpy()
-        if g.indexes is None or all(index is None for index in g.indexes):
-            mixed = matrix @ values
+        shape = len(g.clients), len(now.rows)
+        matrix = csr_array((share, (now.receiver, now.carries)), shape=shape)
+        if g.whole:
+            rows = _combined(g.rows, own, matrix, now.rows)
         else:
-            covers = torch.cat([_covers(g), now.covers]).numpy()
-            covered = matrix @ covers.astype(np.float64)
-            with np.errstate(invalid="ignore"):
-                mixed = (matrix @ (values * covers)) / covered
-            mixed = np.where(covered > 0, mixed, values[:count])
-        rows = torch.from_numpy(mixed).to(g.rows.dtype)
+            rows = self._combined_parts(g, own, matrix, now)
         late = bool(len(later.due)) or 0 in g.memory["mail"]
         memory = {"mail": {0: later.fields()}} if late else {}
         return Mixed(clients=g.clients, rows=rows, memory=memory, traffic=traffic)
+
+    @staticmethod
+    def _combined_parts(g: Gathering, own: np.ndarray, matrix: csr_array, now: Mail) -> Tensor:
+        """The same for sub-models: every element over those who have it."""
+        mine, theirs = _covers(g).numpy(), now.covers.numpy()
+        covered = matrix @ theirs.astype(np.float64) + own[:, None] * mine
+        total = matrix @ (now.rows.double().numpy() * theirs)
+        total += own[:, None] * (g.rows.double().numpy() * mine)
+        with np.errstate(invalid="ignore"):
+            mixed = np.where(covered > 0, total / covered, g.rows.double().numpy())
+        return torch.from_numpy(mixed).to(g.rows.dtype)
 
     def _relayed(self, g: Gathering) -> Mixed:
         """Every node's own model, and all that reached it in the round, through whomever; of what
@@ -125,9 +128,7 @@ class Gossip(Mix):
         place = entries.places(owner, known[receiver, owner])
         share, own = self.shares(receiver, entries.size[place], g.weights)
         matrix = csr_array((share, (receiver, place)), shape=(len(g.clients), len(entries)))
-        rows, mine = torch.empty_like(g.rows), torch.from_numpy(own)[:, None]
-        for some, others in products(matrix, entries.rows):
-            rows[:, some] = (others + mine * g.rows[:, some]).to(rows.dtype)
+        rows = _combined(g.rows, own, matrix, entries.rows)
         kept = knowledge.kept(g.round, _RELAY)
         late = bool(len(kept.mail.due)) or 0 in g.memory["mail"]
         return Mixed(
@@ -154,15 +155,23 @@ class Gossip(Mix):
         later = mail.keep(~arrives)
         place = np.searchsorted(g.clients, now.receiver)
         now = Mail(now.rows, now.covers, now.carries, place, now.due, now.weight)
-        sizes, count = covers.sum(1).numpy(), len(g.clients)
-        up = np.bincount(sender, sizes[sender], count).astype(np.int64)
-        down = np.bincount(place, now.covers.sum(1).numpy()[now.carries], count).astype(np.int64)
+        count = len(g.clients)
+        up = np.bincount(sender, _sizes(covers)[sender], count).astype(np.int64)
+        down = np.bincount(place, _sizes(now.covers)[now.carries], count).astype(np.int64)
         return now, later, Traffic(up, down)
+
+
+def _combined(rows: Tensor, own: np.ndarray, matrix: csr_array, others: Tensor) -> Tensor:
+    """Each node's share of its own row, and what the matrix makes of the others'."""
+    out, mine = torch.empty_like(rows), torch.from_numpy(own)[:, None]
+    for some, theirs in products(matrix, others):
+        out[:, some] = (theirs + mine * rows[:, some]).to(out.dtype)
+    return out
 
 
 def _covers(g: Gathering) -> Tensor:
     """Which of these columns each client trained."""
-    if g.indexes is None or all(index is None for index in g.indexes):
+    if g.whole or g.indexes is None:
         return torch.ones(1, 1, dtype=torch.bool).expand(len(g.clients), g.layout.size)
     out = torch.ones((len(g.clients), g.layout.size), dtype=torch.bool)
     for i, index in enumerate(g.indexes):
@@ -170,6 +179,13 @@ def _covers(g: Gathering) -> Tensor:
             out[i] = False
             out[i, index] = True
     return out
+
+
+def _sizes(covers: Tensor) -> np.ndarray:
+    """The columns in each row that were trained; of whole models, one look is enough for all."""
+    if covers.stride(0) == covers.stride(1) == 0:
+        return np.full(len(covers), covers.shape[1])
+    return covers.sum(1).numpy()
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ struct Op {  // mirrored in plan.py
     int64_t learns, adds;     // whether weights get a gradient; whether that is added to one that is there
     int64_t batch;            // of a norm: statistics of the batch (1), of the row (2), of each sample's groups (0)
     int64_t mean, var;        // where running statistics are in the row; -1: nowhere
+    int64_t tile;             // of a 3x3 convolution with fewer products: outputs of a tile, across; 0: the plain way
     double eps, momentum, scale;
 };
 
@@ -60,6 +61,18 @@ struct Tap { int32_t in, w; };                      // where a tap reads, and it
 struct Cell { int32_t to, from, step, n, list; };   // neighbouring input positions with the same taps
 struct Taps { Tap* first; int32_t count; };
 
+struct Tiles {  // the sizes of what a convolution with fewer products works on
+    long across, down, each;      // tiles of an output, of one block
+    long points;                  // products of a tile
+    long at_once, some;           // tiles (of any block) that are transformed, and multiplied, at a time
+    long outputs;                 // channels that are computed at a time
+    long inputs, kernels, products, turned;  // floats of the transformed inputs, kernels, products; inputs with channels as lanes
+};
+
+constexpr long SIDE_BY_SIDE = 4;  // tiles that one register tile takes
+constexpr long FEW_BYTES = 5 << 20;  // that transformed inputs may take
+constexpr long SKEW = 16;  // floats between the planes of products: strides of powers of two would share few lines of a cache
+
 struct Conv {  // what is worked out once for a convolution
     long ic, oc, units, taps;   // channels of a group; outputs (or pooled windows) of one block; taps of an output
     long oh, ow, rows, cols;    // of the whole output; of what is stored (pooled)
@@ -69,6 +82,26 @@ struct Conv {  // what is worked out once for a convolution
     int32_t* row;               // the cells of each input row: row[y] to row[y + 1]
     Taps* lists;
     bool together;              // backward takes all blocks at once
+    Tiles forth, back;          // with fewer products: of outputs, of the input's gradient
+};
+
+// The matrices of F(M, 3): M outputs of a filter of 3 taps from N = M + 2 products (Winograd's minimal filtering, by
+// Toom and Cook's points 0, 1, -1, 2, -2 and infinity). outputs = OUT ((TAPS w) * (IN x)).
+template <int M> struct Few;
+template <> struct Few<3> {
+    static constexpr int N = 5;
+    static constexpr float IN[5][5] = {{2, -1, -2, 1, 0}, {0, -2, -1, 1, 0}, {0, 2, -3, 1, 0}, {0, -1, 0, 1, 0}, {0, 2, -1, -2, 1}};
+    static constexpr float TAPS[5][3] = {{1 / 2.f, 0, 0}, {-1 / 2.f, -1 / 2.f, -1 / 2.f}, {-1 / 6.f, 1 / 6.f, -1 / 6.f},
+                                         {1 / 6.f, 1 / 3.f, 2 / 3.f}, {0, 0, 1}};
+    static constexpr float OUT[3][5] = {{1, 1, 1, 1, 0}, {0, 1, -1, 2, 0}, {0, 1, 1, 4, 1}};
+};
+template <> struct Few<4> {
+    static constexpr int N = 6;
+    static constexpr float IN[6][6] = {{4, 0, -5, 0, 1, 0}, {0, -4, -4, 1, 1, 0}, {0, 4, -4, -1, 1, 0},
+                                       {0, -2, -1, 2, 1, 0}, {0, 2, -1, -2, 1, 0}, {0, 4, 0, -5, 0, 1}};
+    static constexpr float TAPS[6][3] = {{1 / 4.f, 0, 0}, {-1 / 6.f, -1 / 6.f, -1 / 6.f}, {-1 / 6.f, 1 / 6.f, -1 / 6.f},
+                                         {1 / 24.f, 1 / 12.f, 1 / 6.f}, {1 / 24.f, -1 / 12.f, 1 / 6.f}, {0, 0, 1}};
+    static constexpr float OUT[4][6] = {{1, 1, 1, 1, 1, 0}, {0, 1, -1, 2, -2, 0}, {0, 1, 1, 4, 4, 0}, {0, 1, -1, 8, -8, 1}};
 };
 
 struct Program {
@@ -83,6 +116,7 @@ struct Program {
     int32_t** arg;               // by operation: the largest of a window
     float** mask;                // by operation: dropout
     float *delta, *rdelta, *packed, *packed2, *sums, *channel_sums, *set_sums, *turned;
+    float *few_inputs, *few_kernels, *few_products;  // transformed, where there are fewer products
     long delta_size, packed_size;
     std::vector<void*>* owned;
     long bytes;
@@ -116,6 +150,25 @@ long channel_size(const Value& v, long lanes) { return (v.h + 2 * v.pad) * row_s
 long block_size(const Value& v, long lanes) { return v.c * channel_size(v, lanes); }
 long plain_size(const Value& v, long lanes) { return v.c * v.h * v.w * lanes; }
 
+long up_to(long n, long m) { return (n + m - 1) / m * m; }
+
+// Tiles of maps of h x w that are made of `ic` channels.
+Tiles tiles_of(const Op& o, long ic, long oc, long h, long w, long blocks, long lanes) {
+    Tiles t{};
+    const long n = o.tile + 2, widest = std::max(ic, oc);
+    t.across = (w + o.tile - 1) / o.tile, t.down = (h + o.tile - 1) / o.tile, t.each = t.across * t.down;
+    t.points = n * n;
+    t.at_once = std::max<long>(SIDE_BY_SIDE, FEW_BYTES / (t.points * widest * lanes * 4) / SIDE_BY_SIDE * SIDE_BY_SIDE);
+    t.at_once = std::min(t.at_once, up_to(t.each * blocks, SIDE_BY_SIDE));
+    t.some = std::min<long>(t.at_once, 4 * SIDE_BY_SIDE);
+    t.outputs = 6 * lanes;
+    t.inputs = widest * t.at_once * lanes + SKEW;
+    t.kernels = up_to(widest, lanes) * t.outputs + SKEW;
+    t.products = t.outputs * std::max(t.some, t.at_once) * lanes + SKEW;
+    t.turned = padded(widest) * t.at_once * lanes + SKEW;
+    return t;
+}
+
 int64_t root(const Program* p, int64_t v) {
     while (p->values[v].of >= 0) v = p->values[v].of;
     return v;
@@ -144,7 +197,11 @@ Conv* prepare(Program* p, const Op& o) {
         for (long y = 0; y < o.kh; y++)
             for (long x = 0; x < o.kw; x++, t++) c->tap[t] = {int32_t(i * cs + y * o.dy * rs + x * o.dx * L), int32_t(t)};
     const long weights = out.c * c->taps;
-    c->together = c->ic >= 2 * L && (c->oh * c->ow <= 64 || weights * L * 4 > (1 << 20));
+    c->together = o.tile || (c->ic >= 2 * L && (c->oh * c->ow <= 64 || weights * L * 4 > (1 << 20)));
+    if (o.tile) {
+        c->forth = tiles_of(o, c->ic, c->oc, c->oh, c->ow, p->blocks, L);
+        c->back = tiles_of(o, c->oc, c->ic, in.h, in.w, p->blocks, L);
+    }
 
     // Backward: an input position gets something from those outputs that read it.
     const long drs = (c->ow + 2 * EDGE) * L, dcs = c->oh * drs;
@@ -304,8 +361,9 @@ struct Table {
     void (*descend)(float*, const float*, long, long, const Update&, const Rates&);
     double (*squares)(const float*, long);
     void (*spread)(const float*, long, long, long, const double*, double*);
+    void (*weigh)(const float*, long, long, long, const double*, double*);
 };
-#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend, isa::squares, isa::spread}
+#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend, isa::squares, isa::spread, isa::weigh}
 #if defined(__x86_64__)
 const Table tables[] = {TABLE(plain), TABLE(avx2), TABLE(avx512)};
 const int lanes_of[] = {4, 8, 16};
@@ -417,7 +475,7 @@ Program* fl_make(int isa, const Op* ops, int n_ops, const Value* values, int n_v
         place_gradients(p);
         point_gradients(p, p->g);
         find_alone(p);
-        long delta = 0, packed = 0, sums = 0, turned = 0, channels = 0, sets = 0;
+        long delta = 0, packed = 0, sums = 0, turned = 0, channels = 0, sets = 0, inputs = 0, kernels = 0, products = 0;
         for (int i = 0; i < n_ops; i++) {
             const Op& o = p->ops[i];
             const Value &in = p->values[o.in], &v = p->values[o.out];
@@ -430,6 +488,12 @@ Program* fl_make(int isa, const Op* ops, int n_ops, const Value* values, int n_v
                 else turned = std::max(turned, p->blocks * channel_size(in, L) * ((c->ic + 2 * L - 1) / (2 * L) * 2 * L));
                 if (o.pool) p->arg[i] = (int32_t*)get(p, plain_size(v, L) * p->blocks * 4);
                 channels = std::max<long>(channels, 2 * v.c * L);
+                if (o.tile)
+                    for (const Tiles& t : {c->forth, c->back}) {
+                        inputs = std::max(inputs, t.points * std::max(t.inputs, t.turned));
+                        kernels = std::max(kernels, t.points * t.kernels + L);
+                        products = std::max(products, t.points * t.products);
+                    }
             } else if (o.kind == LINEAR) {
                 const long size = padded(in.c * in.h * in.w) * L * p->blocks;
                 turned = std::max(turned, size);
@@ -451,6 +515,9 @@ Program* fl_make(int isa, const Op* ops, int n_ops, const Value* values, int n_v
         p->set_sums = (float*)get(p, sets * 4);
         p->sums = (float*)get(p, (sums + L) * 4);
         p->turned = (float*)get(p, turned * 4 + 64);
+        p->few_inputs = (float*)get(p, inputs * 4, false);
+        p->few_kernels = (float*)get(p, kernels * 4);
+        p->few_products = (float*)get(p, products * 4, false);
     } catch (...) {
         fl_free(p);
         return nullptr;
@@ -521,6 +588,16 @@ void fl_update(int isa, float* W, const float* G, long n, const Update* u) { upd
 // Of n rows of weights: how far each is from their mean, by these shares, squared, added to `squares`.
 void fl_spread(int isa, const float* rows, long stride, long n, long size, const double* shares, double* squares) {
     tables[isa].spread(rows, stride, n, size, shares, squares);
+}
+
+// Σ weight_k row_k of n rows, in the order of the rows, added to `sums`.
+void fl_weigh(int isa, const float* rows, long stride, long n, long size, const double* weights, double* sums) {
+    tables[isa].weigh(rows, stride, n, size, weights, sums);
+}
+
+// The same of one row's values at n places: they count, and so does their weight.
+void fl_weigh_part(const float* row, const int64_t* at, long n, double weight, double* sums, double* coverage) {
+    for (long j = 0; j < n; j++) sums[at[j]] += weight * row[at[j]], coverage[at[j]] += weight;
 }
 
 // Steps one after the other: step k takes the samples at[cut[k]] to at[cut[k + 1] - 1]. G is the last one's gradient. Returns
@@ -707,6 +784,21 @@ struct Side {  // what a tile reads: an input, the kernels for it, and the strid
 };
 struct Strides { long in_block, in_row, out_channel, out_block, arg_block; };
 
+// The largest of four, and which it is (-1: a ReLU behind it cuts it off).
+INLINE vf largest(const vf (&v)[4], bool cut, vi& which) {
+    vf m = v[0];
+    which = vi{};
+    UNROLL for (int p = 1; p < 4; p++) {
+        const vi over = (v[p] > m) | (v[p] != v[p]);
+        m = over ? v[p] : m;
+        which = over ? vi{} + p : which;
+    }
+    if (!cut) return m;
+    const vi off = m <= vf{};
+    which = off ? vi{} - 1 : which;
+    return off ? vf{} : m;
+}
+
 // Some units for O outputs. ALONG: the derivative along a direction, in which two inputs meet two kernels, and
 // what was the largest, or was cut off, stays that.
 template <int O, bool ALONG>
@@ -745,18 +837,9 @@ FN void conv_units(const Op& op, const Conv& c, Side a, Side b, const float* bia
                     m = which == 0 ? m : vf{};
                     UNROLL for (int p = 1; p < 4; p++) m = which == p ? acc[o][p] * scale : m;
                 } else {
-                    vi which = {};
-                    UNROLL for (int p = 1; p < 4; p++) {
-                        const vf v = acc[o][p] * scale;
-                        const vi over = (v > m) | (v != v);
-                        m = over ? v : m;
-                        which = over ? vi{} + p : which;
-                    }
-                    if (op.relu) {
-                        const vi off = m <= vf{};
-                        m = off ? vf{} : m;
-                        which = off ? vi{} - 1 : which;
-                    }
+                    vi which;
+                    const vf four[4] = {acc[o][0] * scale, acc[o][1] * scale, acc[o][2] * scale, acc[o][3] * scale};
+                    m = largest(four, op.relu, which);
                     *place = which;
                 }
                 st(out + o * s.out_channel + to[0], m);
@@ -1368,6 +1451,294 @@ FN void linear_backward(Program* p, int i, float* W, const float* V, float* G, b
         }
 }
 
+// ---- 3x3 convolutions with fewer products: tiles of inputs and kernels are transformed, multiplied point by point, and summed
+// over channels, which is a product of matrices for every point; then transformed to outputs. Going back it is the same with
+// everything transposed.
+
+struct Plane { const float* x; long block, channel, row, h, w; };  // a map without its border, and what lies where
+
+// y = m x m', of a matrix that is known when this is compiled: its zeros and ones cost nothing. TURNED: m' x m.
+template <bool TURNED, int R, int C>
+INLINE void both_ways(const float (&m)[R][C], const vf* x, vf* y) {
+    constexpr int FROM = TURNED ? R : C, TO = TURNED ? C : R;
+    vf half[TO * FROM];
+    UNROLL for (int c = 0; c < FROM; c++)
+        UNROLL for (int r = 0; r < TO; r++) {
+            vf s = {};
+            bool begun = false;
+            UNROLL for (int k = 0; k < FROM; k++) {
+                const float f = TURNED ? m[k][r] : m[r][k];
+                if (f == 0) continue;
+                s = begun ? s + x[k * FROM + c] * f : x[k * FROM + c] * f;
+                begun = true;
+            }
+            half[r * FROM + c] = s;
+        }
+    UNROLL for (int r = 0; r < TO; r++)
+        UNROLL for (int c = 0; c < TO; c++) {
+            vf s = {};
+            bool begun = false;
+            UNROLL for (int k = 0; k < FROM; k++) {
+                const float f = TURNED ? m[k][c] : m[c][k];
+                if (f == 0) continue;
+                s = begun ? s + half[r * FROM + k] * f : half[r * FROM + k] * f;
+                begun = true;
+            }
+            y[r * TO + c] = s;
+        }
+}
+
+// A square of a map from row y, column x on; zeros around the map.
+template <int N>
+INLINE void patch(const Plane& s, const float* from, long y, long x, vf* to) {
+    if (y >= 0 && x >= 0 && y + N <= s.h && x + N <= s.w) {
+        UNROLL for (int r = 0; r < N; r++) UNROLL for (int c = 0; c < N; c++) to[r * N + c] = ld(from + (y + r) * s.row + (x + c) * L);
+        return;
+    }
+    for (int r = 0; r < N; r++)
+        for (int c = 0; c < N; c++) {
+            const bool there = y + r >= 0 && y + r < s.h && x + c >= 0 && x + c < s.w;
+            to[r * N + c] = there ? ld(from + (y + r) * s.row + (x + c) * L) : vf{};
+        }
+}
+
+// Inputs of tiles `first` to `last`: [point][four tiles][channel][tile][L].
+template <int M>
+FN void few_inputs(const Tiles& t, const Plane& s, long pad, long first, long last, long channels, float* to) {
+    constexpr int N = Few<M>::N;
+    for (long u = first; u < last; u++) {
+        const long q = u / t.each, r = u % t.each, k = u - first, y = r / t.across * M - pad, x = r % t.across * M - pad;
+        const float* from = s.x + q * s.block;
+        float* put = to + (k / SIDE_BY_SIDE * channels * SIDE_BY_SIDE + k % SIDE_BY_SIDE) * L;
+        for (long i = 0; i < channels; i++, from += s.channel, put += SIDE_BY_SIDE * L) {
+            vf d[N * N], v[N * N];
+            patch<N>(s, from, y, x, d);
+            both_ways<false>(Few<M>::IN, d, v);
+            UNROLL for (int z = 0; z < N * N; z++) st(put + z * t.inputs, v[z]);
+        }
+    }
+}
+
+// The same with channels as lanes: [point][tile][sample][channel].
+template <int M>
+FN void few_turned(const Tiles& t, const Plane& s, long pad, long first, long last, long channels, float* to) {
+    constexpr int N = Few<M>::N;
+    const long pitch = padded(channels);
+    for (long u = first; u < last; u++) {
+        const long q = u / t.each, r = u % t.each, y = r / t.across * M - pad, x = r % t.across * M - pad;
+        for (long i = 0; i < channels; i += L) {
+            vf v[L][N * N];
+            const long some = std::min(L, channels - i);
+            for (long j = 0; j < L; j++) {
+                vf d[N * N];
+                patch<N>(s, s.x + q * s.block + (i + std::min(j, some - 1)) * s.channel, y, x, d);
+                both_ways<false>(Few<M>::IN, d, v[j]);
+            }
+            float* put = to + (u - first) * L * pitch + i;
+            for (int z = 0; z < N * N; z++) {
+                vf lanes[L];
+                UNROLL for (int j = 0; j < L; j++) lanes[j] = v[j][z];
+                transpose(lanes);
+                UNROLL for (int j = 0; j < L; j++) st(put + z * t.turned + j * pitch, lanes[j]);
+            }
+        }
+    }
+}
+
+// Kernels from outputs o0 to o1 and inputs i0 to i1: [point][output][input], rows `pitch` apart. `flip`: as going back reads them.
+template <int M>
+FN void few_kernels(const Op& op, const Tiles& t, const float* W, long o0, long o1, long i0, long i1, bool flip, long pitch, float* to) {
+    constexpr int N = Few<M>::N;
+    for (long o = o0; o < o1; o++)
+        for (long i = i0; i < i1; i += L) {
+            const float* w = W + op.weight + o * op.so + i * op.si;
+            const long some = std::min(L, i1 - i);
+            vf d[9], v[N * N];
+            for (int k = 0; k < 9; k++) {
+                const float* from = w + k / 3 * op.sky + k % 3 * op.skx;
+                vf& one = d[flip ? 8 - k : k];
+                one = vf{};
+                if (some == L && op.si == 1) memcpy(&one, from, L * 4);
+                else for (long l = 0; l < some; l++) one[l] = from[l * op.si];
+            }
+            both_ways<false>(Few<M>::TAPS, d, v);
+            float* put = to + (o - o0) * pitch + i - i0;
+            UNROLL for (int z = 0; z < N * N; z++) st(put + z * t.kernels, v[z]);
+        }
+}
+
+// Products of `count` tiles, from the `at`th of those transformed on: [point][output][tile][L].
+FN void few_products(const Tiles& t, const float* kernels, long wo, long wi, const float* inputs, long channels, long at, long count,
+                     long outputs, float* to) {
+    for (long z = 0; z < t.points; z++, kernels += t.kernels, inputs += t.inputs, to += t.products)
+        for (long o = 0, n; o < outputs; o += n) {
+            n = tile(outputs - o);
+            for (long k = 0; k < count; k += SIDE_BY_SIDE)
+                mats[n - 1][std::min(SIDE_BY_SIDE, count - k) - 1](
+                    kernels + o * wo, wo, wi, inputs + (at + k) * channels * L, SIDE_BY_SIDE * L, L, channels,
+                    to + (o * t.some + k) * L, t.some * L, L, false);
+        }
+}
+
+// Outputs of tiles from their products, each handed to `put(output, block, row, column, M*M values)`.
+template <int M, class Put>
+INLINE void few_outputs(const Tiles& t, const float* products, long first, long count, long outputs, Put put) {
+    constexpr int N = Few<M>::N;
+    for (long o = 0; o < outputs; o++)
+        for (long k = 0; k < count; k++) {
+            vf v[N * N], y[M * M];
+            UNROLL for (int z = 0; z < N * N; z++) v[z] = ld(products + z * t.products + (o * t.some + k) * L);
+            both_ways<false>(Few<M>::OUT, v, y);
+            const long u = first + k, r = u % t.each;
+            put(o, u / t.each, r / t.across * M, r % t.across * M, y);
+        }
+}
+
+template <int M>
+FN void few_forward(Program* p, int i, const float* W) {
+    const Op& op = p->ops[i];
+    const Conv& c = *p->conv[i];
+    const Tiles& t = c.forth;
+    const Value &in = p->values[op.in], &out = p->values[op.out];
+    const long rs = row_size(in, L), ors = row_size(out, L), ocs = channel_size(out, L), obs = block_size(out, L);
+    const long tiles = blocks_of(p) * t.each, pitch = up_to(c.ic, L);
+    const Plane s{p->x[op.in] + in.pad * (rs + L), block_size(in, L), channel_size(in, L), rs, in.h, in.w};
+    float* to = p->x[op.out] + out.pad * (ors + L);
+    const vf scale = all(op.scale);
+    for (long first = 0; first < tiles; first += t.at_once) {
+        const long last = std::min(tiles, first + t.at_once);
+        few_inputs<M>(t, s, op.py, first, last, c.ic, p->few_inputs);
+        for (long o = 0; o < c.oc; o += t.outputs) {
+            const long some = std::min(t.outputs, c.oc - o);
+            few_kernels<M>(op, t, W, o, o + some, 0, c.ic, false, pitch, p->few_kernels);
+            for (long u = first; u < last; u += t.some) {
+                const long count = std::min(t.some, last - u);
+                few_products(t, p->few_kernels, pitch, 1, p->few_inputs, c.ic, u - first, count, some, p->few_products);
+                few_outputs<M>(t, p->few_products, u, count, some, [&](long k, long q, long y, long x, const vf* v) TARGET {
+                    const vf bias = all(op.bias < 0 ? 0.f : W[op.bias + o + k]);
+                    float* put = to + q * obs + (o + k) * ocs;
+                    if (op.pool) {  // M is even
+                        for (long r = 0; r + 1 < M && (y + r) / 2 < c.rows; r += 2)
+                            for (long z = 0; z + 1 < M && (x + z) / 2 < c.cols; z += 2) {
+                                const vf* at = v + r * M + z;
+                                const vf four[4] = {(at[0] + bias) * scale, (at[1] + bias) * scale, (at[M] + bias) * scale,
+                                                    (at[M + 1] + bias) * scale};
+                                vi which;
+                                st(put + (y + r) / 2 * ors + (x + z) / 2 * L, largest(four, op.relu, which));
+                                const long unit = (y + r) / 2 * c.cols + (x + z) / 2;
+                                *(vi*)(p->arg[i] + ((q * out.c + o + k) * c.units + unit) * L) = which;
+                            }
+                        return;
+                    }
+                    for (long r = 0; r < M && y + r < c.oh; r++)
+                        for (long z = 0; z < M && x + z < c.ow; z++) {
+                            const vf made = (v[r * M + z] + bias) * scale;
+                            st(put + (y + r) * ors + (x + z) * L, op.relu ? relu(made) : made);
+                        }
+                });
+            }
+        }
+    }
+}
+
+// The input's gradient, from `delta` of all blocks.
+template <int M>
+FN void few_back(Program* p, int i, const float* W) {
+    const Op& op = p->ops[i];
+    const Conv& c = *p->conv[i];
+    const Tiles& t = c.back;
+    const Value& in = p->values[op.in];
+    const long drs = (c.ow + 2 * EDGE) * L, dcs = c.oh * drs, cs = in.h * in.w * L;
+    const long tiles = blocks_of(p) * t.each;
+    const Plane s{p->delta + EDGE * L, c.oc * dcs, dcs, drs, c.oh, c.ow};
+    for (long first = 0; first < tiles; first += t.at_once) {
+        const long last = std::min(tiles, first + t.at_once);
+        few_inputs<M>(t, s, 2 - op.py, first, last, c.oc, p->few_inputs);
+        for (long o = 0; o < c.ic; o += t.outputs) {
+            const long some = std::min(t.outputs, c.ic - o);
+            few_kernels<M>(op, t, W, 0, c.oc, o, o + some, true, t.outputs, p->few_kernels);
+            for (long u = first; u < last; u += t.some) {
+                const long count = std::min(t.some, last - u);
+                few_products(t, p->few_kernels, 1, t.outputs, p->few_inputs, c.oc, u - first, count, some, p->few_products);
+                few_outputs<M>(t, p->few_products, u, count, some, [&](long k, long q, long y, long x, const vf* v) TARGET {
+                    float* put = p->g[op.in] + (q * in.c + o + k) * cs;
+                    for (long r = 0; r < M && y + r < in.h; r++)
+                        for (long z = 0; z < M && x + z < in.w; z++) {
+                            float* at = put + ((y + r) * in.w + x + z) * L;
+                            st(at, op.again ? ld(at) + v[r * M + z] : v[r * M + z]);
+                        }
+                });
+            }
+        }
+    }
+}
+
+// The kernels' gradient, from `delta` of all blocks.
+template <int M>
+FN void few_weights(Program* p, int i, float* G, bool add) {
+    constexpr int N = Few<M>::N;
+    const Op& op = p->ops[i];
+    const Conv& c = *p->conv[i];
+    const Tiles& t = c.forth;
+    const Value& in = p->values[op.in];
+    const long rs = row_size(in, L), drs = (c.ow + 2 * EDGE) * L, dcs = c.oh * drs, tiles = blocks_of(p) * t.each;
+    const Plane s{p->x[op.in] + in.pad * (rs + L), block_size(in, L), channel_size(in, L), rs, in.h, in.w};
+    const Plane d{p->delta + EDGE * L, c.oc * dcs, dcs, drs, c.oh, c.ow};
+    for (long first = 0; first < tiles; first += t.at_once, add = true) {
+        const long last = std::min(tiles, first + t.at_once);
+        few_turned<M>(t, s, op.py, first, last, c.ic, p->few_inputs);
+        for (long o = 0; o < c.oc; o += t.outputs) {
+            const long some = std::min(t.outputs, c.oc - o);
+            for (long u = first; u < last; u++) {
+                const long q = u / t.each, r = u % t.each;
+                for (long k = 0; k < some; k++) {
+                    vf part[M * M], v[N * N];
+                    patch<M>(d, d.x + q * d.block + (o + k) * d.channel, r / t.across * M, r % t.across * M, part);
+                    both_ways<true>(Few<M>::OUT, part, v);
+                    float* put = p->few_products + ((u - first) * some + k) * L;
+                    UNROLL for (int z = 0; z < N * N; z++) st(put + z * t.products, v[z]);
+                }
+            }
+            for (long z = 0; z < t.points; z++)
+                outer(p->few_products + z * t.products, some, p->few_inputs + z * t.turned, c.ic, last - first,
+                      p->few_kernels + z * t.kernels, false);
+            for (long k = 0; k < some; k++)
+                for (long j = 0; j < c.ic; j += L) {
+                    vf v[N * N], taps[9];
+                    UNROLL for (int z = 0; z < N * N; z++) memcpy(&v[z], p->few_kernels + z * t.kernels + k * c.ic + j, L * 4);
+                    both_ways<true>(Few<M>::TAPS, v, taps);
+                    float* to = G + op.weight + (o + k) * op.so + j * op.si;
+                    const long wide = std::min(L, c.ic - j);
+                    for (int z = 0; z < 9; z++) {
+                        float* at = to + z / 3 * op.sky + z % 3 * op.skx;
+                        for (long l = 0; l < wide; l++) at[l * op.si] = (add ? at[l * op.si] : 0.f) + taps[z][l];
+                    }
+                }
+        }
+    }
+}
+
+FN void forward_conv(Program* p, int i, const float* W) {
+    const long m = p->ops[i].tile;
+    if (m == 4) few_forward<4>(p, i, W);
+    else if (m == 3) few_forward<3>(p, i, W);
+    else conv_forward<false>(p, i, W, nullptr);
+}
+
+FN void backward_conv(Program* p, int i, const float* W, float* G, bool add) {
+    const Op& op = p->ops[i];
+    if (!op.tile) {
+        conv_backward<false>(p, i, W, nullptr, G, add);
+        return;
+    }
+    const long channels = p->values[op.out].c;
+    memset(p->channel_sums, 0, channels * L * 4);
+    conv_delta(p, i, p->g[op.out], p->delta, 0, blocks_of(p), p->channel_sums);
+    if (op.learns) (op.tile == 4 ? few_weights<4> : few_weights<3>)(p, i, G, add);
+    if (op.needs) (op.tile == 4 ? few_back<4> : few_back<3>)(p, i, W);
+    if (op.learns && op.bias >= 0) put_sums(G + op.bias, p->channel_sums, channels, add);
+}
+
 // ---- everything else goes row by row
 
 struct Rows {  // where the rows of a value are: of its data (with a border) or its gradient (without)
@@ -1864,7 +2235,7 @@ FN void forward(Program* p, float* W, int update) {
     for (int i = 0; i < p->n_ops; i++) {
         const Op& op = p->ops[i];
         switch (op.kind) {
-            case CONV: conv_forward<false>(p, i, W, nullptr); break;
+            case CONV: forward_conv(p, i, W); break;
             case LINEAR: linear_forward<false>(p, i, W, nullptr); break;
             case NORM: norm_forward(p, i, W, update); break;
             case ACT: act_forward(p, op); break;
@@ -1957,7 +2328,10 @@ FN void back(Program* p, float* W, const float* V, float* G, bool add) {
             if (ALONG) cut_off(p, op, rg);
         }
         switch (op.kind) {
-            case CONV: conv_backward<ALONG>(p, i, W, V, G, more); continue;
+            case CONV:
+                if (ALONG) conv_backward<ALONG>(p, i, W, V, G, more);
+                else backward_conv(p, i, W, G, more);
+                continue;
             case LINEAR: linear_backward<ALONG>(p, i, W, V, G, more); continue;
             case NORM: norm_backward<ALONG>(p, i, W, V, G, more); continue;
         }
@@ -2058,6 +2432,16 @@ FN void spread(const float* rows, long stride, long n, long size, const double* 
                 }
             for (; x < some; x++) sum[0] += (row[x] - mean[x]) * (row[x] - mean[x]);
             squares[k] += ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+        }
+    }
+}
+
+FN void weigh(const float* rows, long stride, long n, long size, const double* weights, double* sums) {
+    for (long at = 0; at < size; at += AT_ONCE) {
+        const long some = std::min(AT_ONCE, size - at);
+        for (long k = 0; k < n; k++) {
+            const float* row = rows + k * stride + at;
+            for (long x = 0; x < some; x++) sums[at + x] += weights[k] * row[x];
         }
     }
 }

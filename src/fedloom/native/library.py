@@ -36,6 +36,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fl_train": (_D, [_P, _P, _P, _L, _P, _I, _P, _P, _P, _I, _P, _P, _P, _P, _I, _P]),
     "fl_update": (None, [_I, _P, _P, _L, _P]),
     "fl_spread": (None, [_I, _P, _L, _L, _L, _P, _P]),
+    "fl_weigh": (None, [_I, _P, _L, _L, _L, _P, _P]),
+    "fl_weigh_part": (None, [_P, _P, _L, _D, _P, _P]),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import pickle
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from fedloom.models.scaler import scaler_of
 
 KINDS = ("conv", "linear", "norm", "act", "maxpool", "avgpool", "add", "copy", "dropout")
 _WIDE = 64  # channels
+_FEW = 16  # channels from which on fewer products pay for the transforms
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "leaky")
 
 
@@ -38,7 +40,7 @@ class Op(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in (
         "kind", "in_", "in2", "out", "kh", "kw", "sy", "sx", "py", "px", "dy", "dx", "groups",
         "weight", "so", "si", "sky", "skx", "bias", "relu", "pool", "activation", "needs", "needs2",
-        "again", "again2", "learns", "adds", "batch", "mean", "var",
+        "again", "again2", "learns", "adds", "batch", "mean", "var", "tile",
     )] + [(name, ctypes.c_double) for name in ("eps", "momentum", "scale")]  # fmt: skip
 
 
@@ -118,6 +120,7 @@ class Plan:
     counters: tuple[str, ...]  # buffers that count training batches
     masks: tuple[tuple[int, float, tuple[int, ...]], ...]  # dropout: operation, chance, shape
     wide: float  # the share of multiplications in convolutions of 64 channels or more on both sides
+    # that are not computed with fewer of them
     activations: dict[
         str, tuple[int, ...]
     ]  # by layer: the values that they are, of a watching plan
@@ -146,8 +149,8 @@ def _around(modules: dict[str, nn.Module]) -> list[Any]:
     plain = (bool, int, float, str)
     own = [{k: repr(v) for k, v in vars(m).items() if not k.startswith("_") or isinstance(v, plain)}
            for m in modules.values()]  # fmt: skip
-    numpy = np.random.get_state(legacy=False)
-    return [own, random.getstate(), repr(numpy), torch.get_rng_state().tolist()]
+    numpy = pickle.dumps(np.random.get_state(legacy=False))  # far quicker than its repr
+    return [own, random.getstate(), numpy, torch.get_rng_state().tolist()]
 
 
 class _Rows:
@@ -177,7 +180,8 @@ class _Planner:
         self.steps: list[Step] = []
         self.counters: list[str] = []
         self.averaged = False
-        self.macs = self.wide = 0  # of one sample's forward pass; in wide convolutions
+        self.macs = 0  # of one sample's forward pass
+        self.wide: list[tuple[Step, int]] = []  # wide convolutions, and theirs
 
     def plan(self) -> Plan | None:
         """None: an activation that is watched would not be in memory, unless pools are apart."""
@@ -390,13 +394,15 @@ class _Planner:
         inside = x.c // layer.groups
         macs = h * w * layer.out_channels * inside * kh * kw
         self.macs += macs
-        self.wide += macs if min(inside, layer.out_channels // layer.groups) >= _WIDE else 0
         x.root.pad = max(x.root.pad, py, px)
-        return self._made(
+        made = self._made(
             "conv", [x], Made(layer.out_channels, h, w), **self._weights(name, layer),
             kh=kh, kw=kw, sy=sy, sx=sx, py=py, px=px, dy=dy, dx=dx, groups=layer.groups,
             so=kh * kw * inside, si=1, sky=kw * inside, skx=inside, scale=factor,
         )  # fmt: skip
+        if min(inside, layer.out_channels // layer.groups) >= _WIDE and made.by is not None:
+            self.wide.append((made.by, macs))
+        return made
 
     def _linear(self, name: str, layer: nn.Linear, x: Made, factor: float) -> Made:
         if not x.flat or x.c != layer.in_features:
@@ -553,7 +559,7 @@ class _Planner:
             least=min(sizes, default=2),
             counters=tuple(self.counters),
             masks=tuple(masks),
-            wide=self.wide / max(self.macs, 1),
+            wide=sum(macs for s, macs in self.wide if not _tile(s)) / max(self.macs, 1),
             activations=self._activations(number) if self.watching else {},
         )  # fmt: skip
 
@@ -584,8 +590,27 @@ def _op(step: Step, number: dict[Made, int]) -> Op:
     facts: dict[str, Any] = {**ones, **none, "scale": 1.0, **step.facts}
     for place, needs, made in zip(("in_", "in2"), ("needs", "needs2"), step.inputs, strict=False):
         facts |= {place: number[made], needs: int(made.learnt)}
+    facts["tile"] = _tile(step)
     given = {k: v if k in ("eps", "momentum", "scale") else int(v) for k, v in facts.items()}
     return Op(kind=KINDS.index(step.kind), out=number[step.out], **given)
+
+
+def _tile(step: Step) -> int:
+    """The outputs of a tile, across, of a convolution of 3×3 that is computed with fewer products
+    (Winograd's minimal filtering); 0 where they are not half as many, or too few to pay for the
+    transforms."""
+    f = step.facts
+    ones = [f[name] for name in ("sy", "sx", "dy", "dx", "groups")] if step.kind == "conv" else []
+    if not ones or set(ones) != {1} or (f["kh"], f["kw"]) != (3, 3) or f["py"] != f["px"]:
+        return 0
+    x = step.inputs[0]
+    if f["py"] > 2 or min(x.c, step.out.c) < _FEW:
+        return 0
+    h, w = (n + 2 * int(f["py"]) - 2 for n in (x.h, x.w))
+    sizes = (4,) if f.get("pool") else (4, 3)
+    products = {m: -(-h // m) * -(-w // m) * (m + 2) ** 2 for m in sizes}
+    best = min(sizes, key=lambda m: products[m])
+    return best if 2 * products[best] <= 9 * h * w else 0
 
 
 def _unpadded_where_flat(

@@ -18,8 +18,9 @@ def passes(number: int) -> bool:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         net = nn.Sequential(
-            nn.Conv2d(2, 5, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
-            nn.Conv2d(5, 6, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(6), nn.SiLU(),
+            nn.Conv2d(2, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+            nn.Conv2d(16, 17, 3, padding=1), nn.Tanh(),
+            nn.Conv2d(17, 6, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(6), nn.SiLU(),
             nn.Conv2d(6, 6, 3, padding=1, groups=6), nn.GroupNorm(2, 6), nn.GELU(),
             nn.MaxPool2d(3, 2, 1), nn.Flatten(), nn.Linear(24, 9), nn.Tanh(), nn.Linear(9, 4),
         )  # fmt: skip

@@ -80,8 +80,10 @@ class Plan:
 
     def inside(self, indexes: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Columns of whole rows as positions among those that travel."""
-        size = self.sections.layout.size
-        cut = (None if i is None else i[i < size] for i in indexes)
+        cut: Sequence[Tensor | None] = indexes
+        if self.sections:  # beyond the model
+            size = self.sections.layout.size
+            cut = [None if i is None else i[i < size] for i in indexes]
         if self.columns.everything:
             return tuple(cut)
         return tuple(None if i is None else self.columns.within(i) for i in cut)
