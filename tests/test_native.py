@@ -624,6 +624,7 @@ class Many(nn.Module):
 
 
 @needs_kernels
+@pytest.mark.filterwarnings("ignore:This CPU has no bf16")
 def test_native_kernels_that_can_not_be_had_are_refused_in_a_sentence(in_tmp):
     with pytest.raises(FedloomError, match=r"it uses 'cat'.*Leave it out"):
         fedloom.run("fedavg", clients=3, rounds=1, model=lambda s, c: Many(s, c), kernels="native")
