@@ -47,10 +47,10 @@ OURSELVES, BEFORE = "fedloom:", "before:"  # this checkout and the one of --agai
 PEERS_IN = ("mlp", "lenet", "lenet-28", "conv4")  # what pfl and Flower can do out of the box
 SAME = 1e-3  # relative distance
 SLOWER = 0.03  # than the other checkout, that is worth a word
-#: workload → turns, and rounds in a turn: about a second
-TURNS = {"mlp": (5, 10), "lenet": (5, 2), "lenet-28": (5, 2), "conv4": (3, 1),
-         "fedmeta-per": (3, 1), "fedrolex": (3, 1), "feddse": (3, 1), "fedswap": (3, 1),
-         "feddom": (3, 1)}  # fmt: skip
+#: workload → turns, and rounds in a turn: about a second of fedloom
+TURNS = {"mlp": (5, 25), "lenet": (5, 4), "lenet-28": (5, 7), "conv4": (3, 1),
+         "fedmeta-per": (5, 6), "fedrolex": (3, 1), "feddse": (3, 1), "fedswap": (3, 3),
+         "feddom": (3, 2)}  # fmt: skip
 GROWTH = {
     "registered clients": [("small", {"clients": 10**k}) for k in range(2, 7)],
     "participants": [("small", {"participants": n}) for n in (10, 20, 40, 80)],
