@@ -1061,7 +1061,7 @@ def data_show(
     name: Annotated[
         str,
         typer.Argument(
-            help="Data set name, .csv, .parquet or .npz file, folder, or sites:DIR.",
+            help="Data set name, .csv, .parquet, .npz or .txt file, folder, or sites:DIR.",
             autocompletion=_completing(names.DATA),
         ),
     ],

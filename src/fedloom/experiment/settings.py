@@ -71,7 +71,7 @@ class Config(Options):
 
     data: str = Field(
         "digits",
-        description="data set name, .csv, .parquet or .npz file, folder of images, "
+        description="data set name, .csv, .parquet, .npz or .txt file, folder of images, "
         "LEAF JSON, or sites:DIR with one file or folder per site",
     )
     data_options: dict[str, Any] = Field(
@@ -173,7 +173,7 @@ class Config(Options):
     normalise: Literal["standard", "unit", "pixel", "half"] = Field(
         "standard",
         description="image scaling: standard, by mean and std of each channel; unit, x/255; "
-        "half, (x/255 - 0.5)/0.5; pixel, by mean and std of each pixel (S1 on MNIST)",
+        "half, (x/255 - 0.5)/0.5; pixel, by mean and std of each pixel",
     )
     augment: str = Field("none", description="none | flip | crop:PIXELS | flip+crop:PIXELS")
 
