@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt src/fedloom/native/kernels.cpp
+	@echo "Installing into $(VENV): about 2.5 GB, a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@

@@ -201,8 +201,11 @@ def default(node: ast.AnnAssign) -> str:
     if value is None:
         return ""
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
-        made = value.keywords[0].value
-        if isinstance(made, ast.Lambda):
+        how = {word.arg: word.value for word in value.keywords}
+        made = how.get("default_factory")
+        if made is None:
+            value = how["default"]
+        elif isinstance(made, ast.Lambda):
             value = made.body
         else:
             named = ast.unparse(made)
@@ -266,8 +269,8 @@ def commands(command: Any, name: str) -> Iterator[str]:
     )
     yield f"## {name}\n\n    {usage}\n"
     yield textwrap.fill(plain(command.help or ""), 100) + "\n"
-    rows = [(f"`{usage_of(a)}`", "", plain(getattr(a, "help", "") or "")) for a in arguments]
-    rows += [(f"`{words(o)}`", shown_default(o), plain(o.help or "")) for o in options]
+    rows = [(f"`{usage_of(a)}`", "", plain(help_of(a, command))) for a in arguments]
+    rows += [(f"`{words(o)}`", shown_default(o), meaning(o)) for o in options]
     if rows:
         yield from table(("argument or option", "default", "meaning"), rows)
     if any(map(is_setting, command.params)):
@@ -282,6 +285,13 @@ def usage_of(argument: Any) -> str:
     return argument.metavar or (argument.name or "").upper() + ("..." if argument.nargs < 0 else "")
 
 
+def help_of(argument: Any, command: Any) -> str:
+    """As it is declared: typer 0.20 with click 8.5 loses it on the way."""
+    hint = inspect.signature(command.callback, eval_str=True).parameters[argument.name].annotation
+    found: str = next(said.help for said in hint.__metadata__ if hasattr(said, "help"))
+    return found
+
+
 def words(option: Any) -> str:
     value = "" if option.is_flag else f" {option.metavar or 'VALUE'}"
     return ", ".join([*option.opts, *option.secondary_opts]) + value
@@ -292,7 +302,17 @@ def shown_default(option: Any) -> str:
         return option.show_default
     if option.required:
         return "required"
-    return "" if option.default in (None, False) else f"`{option.default}`"
+    if said := DEFAULT.search(plain(option.help or "")):
+        return said[1]
+    return "" if option.default is None or option.default is False else f"`{option.default}`"
+
+
+def meaning(option: Any) -> str:
+    return DEFAULT.sub("", plain(option.help or ""))
+
+
+#: a default that the help text itself gives
+DEFAULT = re.compile(r" \[default: (.+)\]$")
 
 
 def plain(text: str) -> str:

@@ -106,6 +106,24 @@ def test_every_setting_is_an_option(call, monkeypatch):
             assert f"--{name.replace('_', '-')}" in shown, name
 
 
+def test_help_lists_every_command_in_one_line_and_no_flag_with_a_value():
+    from typer.main import get_command
+
+    from fedloom.cli import app
+
+    def commands(group):
+        for command in group.commands.values():
+            yield command
+            if hasattr(command, "commands"):
+                yield from commands(command)
+
+    for command in commands(get_command(app)):
+        assert "\n" not in command.help.partition("\n\n")[0], command.name
+        for option in command.params:
+            if getattr(option, "is_flag", False):
+                assert option.metavar == "", (command.name, option.name)
+
+
 BAD = {
     "method": (("run", "fedavgg"), "Did you mean 'fedavg'?"),
     "no method": (("run",), "fedloom methods"),

@@ -41,7 +41,7 @@ def method_in(file):
 
 
 def test_the_first_two_programs_are_the_examples_and_short():
-    first, second, *_ = blocks(GUIDE)
+    first, _, second, *_ = blocks(GUIDE)
     assert first == Path(NESTEROV).read_text()
     assert second == Path(SCAFFOLD).read_text()
     assert len(first.splitlines()) < 40
@@ -52,7 +52,8 @@ def test_every_command_of_the_guide_works_as_printed(in_tmp, monkeypatch, capsys
     from fedloom.cli import main
 
     shutil.copytree(ROOT / "examples", "examples")
-    *_, model, data = blocks(GUIDE)
+    _, median, *_, model, data = blocks(GUIDE)
+    Path("median.py").write_text(median)
     Path("mymodel.py").write_text(model)
     exec(data, {})
     done = commands(GUIDE)
@@ -66,6 +67,8 @@ def test_every_command_of_the_guide_works_as_printed(in_tmp, monkeypatch, capsys
             code = e.code
         assert not code, (words, capsys.readouterr().err)
     assert len(fedloom.load("runs/scaffold").rounds) == 20
+    table = fedloom.load("runs/median").table
+    assert table.loc["median.py", "macro"] > 0.5 > table.loc["fedavg", "macro"]
     attacked = fedloom.load("runs/attacked")
     assert any("skipped" in record for record in attacked.records)
 

@@ -17,7 +17,7 @@ def test_all_is_well_here_and_every_part_is_looked_at(call):
     assert code == 0, said
     for word in ("python", "torch 2", "[watch]", "cpu", "kernels", "digits", "GB free", "FedAvg"):
         assert word in said
-    assert "All that should work does." in said
+    assert "Everything that should work does." in said
 
 
 def test_a_run_with_a_wrong_result_is_noticed(call, monkeypatch):

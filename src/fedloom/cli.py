@@ -131,7 +131,7 @@ def _setting_options(*skip: str) -> list[inspect.Parameter]:
             help=f"{field.description}{default}".replace("[", r"\["),
             show_default=False,
             rich_help_panel="Settings",
-            metavar=None if kind is bool else {int: "N", float: "X", str: "TEXT"}[kind],
+            metavar={bool: "", int: "N", float: "X", str: "TEXT"}[kind],
             autocompletion=_completing(offered) if offered else None,
         )
         out.append(
@@ -235,6 +235,11 @@ def _check_files(read: dict[str, Any], named: dict[str, Any]) -> None:
             check_trusted(file)
 
 
+def _flag(*names: str, **words: Any) -> Any:
+    """An option without a value, which help must not show with one (`<bool>`)."""
+    return typer.Option(*names, metavar="", **words)
+
+
 def _picture(file: Path | None) -> Path | None:
     """A picture that can't be written is refused before a long run, not after it."""
     if file is not None:
@@ -258,7 +263,7 @@ Trust = Annotated[
 ]
 Resume = Annotated[
     bool,
-    typer.Option(
+    _flag(
         "--resume",
         help="Continue from the last complete round, as the same experiment: only its length, "
         "speed and scoring may change. For other changes see --fork.",
@@ -266,7 +271,7 @@ Resume = Annotated[
 ]
 Overwrite = Annotated[
     bool,
-    typer.Option(
+    _flag(
         "--overwrite",
         help="Replace the run in --out, which is kept until the new one has a checkpoint.",
     ),
@@ -289,7 +294,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, _flag("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     pass
@@ -310,7 +315,7 @@ def run(
     resume: Resume = False,
     overwrite: Overwrite = False,
     plot: Plot = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Show where the time went.")] = False,
+    profile: Annotated[bool, _flag("--profile", help="Show where the time went.")] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Run one method and write its results to a directory."""
@@ -357,11 +362,11 @@ def compare(
     ],
     seeds: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--seeds", help="Number of seeds: runs per method.", show_default="3"),
+        typer.Option("--seeds", help=r"Number of seeds: runs per method. \[default: 3]"),
     ] = None,
     seed: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--seed", help="First seed.", show_default="0"),
+        typer.Option("--seed", help=r"First seed. \[default: 0]"),
     ] = None,
     out: Out = None,
     resume: Resume = False,
@@ -465,8 +470,10 @@ def methods(
         ),
     ] = None,
 ) -> None:
-    """List the methods, or show one: its options and defaults, and a manifest of what leaves a
-    client, what stays with it and what the server keeps, in bytes."""
+    """List the methods, or show one with its options and its manifest.
+
+    The manifest says what leaves a client, what stays with it and what the server keeps, in bytes.
+    """
     from fedloom.experiment.plugins import method_class, trust
     from fedloom.methods.registry import configure
     from fedloom.methods.registry import methods as all_methods
@@ -566,12 +573,12 @@ def show(
         typer.Option(
             "--width",
             metavar="INCHES",
-            help="Of the picture: 3.3 is a column of a paper.",
+            help="Width of the picture: 3.3 is a column of a paper.",
             show_default=False,
         ),
     ] = None,
     latex: Annotated[
-        bool, typer.Option("--latex", help="Print the table for a paper, and nothing else.")
+        bool, _flag("--latex", help="Print the table for a paper, and nothing else.")
     ] = False,
     csv: Annotated[
         Optional[Path],  # noqa: UP045
@@ -587,7 +594,7 @@ def show(
         ),
     ] = None,
 ) -> None:
-    """Print what a run did: settings, scores and cost; or the table of a comparison or sweep."""
+    """Print a run's settings, scores and cost, or the table of a comparison or sweep."""
     from fedloom.experiment.api import load
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
@@ -636,7 +643,7 @@ def report(
     ],
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--out", metavar="FILE.html", help="Where to write it [default: in RUN]."),
+        typer.Option("--out", metavar="FILE.html", help=r"Where to write it. \[default: in RUN]"),
     ] = None,
     figures: Annotated[
         Optional[Path],  # noqa: UP045
@@ -647,9 +654,11 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write a page that shows a run, a comparison, a study or several runs side by side: scores,
-    curves, every client, costs, and how to run it again. One file, which opens without a
-    network."""
+    """Write the report of a run, a comparison, a study or several runs side by side.
+
+    The page shows scores, curves, every client, costs, and the command to run it again. It is one
+    HTML file that needs no network.
+    """
     from fedloom.experiment.compare import Comparison
     from fedloom.experiment.result import Result
     from fedloom.experiment.study import is_study, reopen, write_report
@@ -685,7 +694,9 @@ def watch(
     ] = Path("runs"),
     host: Annotated[
         str,
-        typer.Option("--host", help="Address to listen on; any but the loopback needs --token."),
+        typer.Option(
+            "--host", help="Address to listen on; anything other than localhost requires --token."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free one.")
@@ -701,15 +712,18 @@ def watch(
     ] = None,
     browser: Annotated[
         Optional[bool],  # noqa: UP045
-        typer.Option(
+        _flag(
             "--open/--no-open", help="Open the page in a browser.",
             show_default="open where there is a screen",
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    r"""Follow runs live on a local web page: progress, curves, clients, log; compare any of them,
-    replay a moving network, stop a run cleanly, open its report. Ctrl-C stops the page, not the
-    runs. Needs the extra: pip install 'fedloom\[watch]'."""
+    r"""Follow runs live on a local web page.
+
+    It shows progress, curves, clients and the log of each run; you can overlay runs, replay a
+    moving network, stop a run cleanly and open its report. Ctrl-C stops the page, not the runs.
+    Needs the extra `watch`: pip install '.\[watch]' in a clone of the repository.
+    """
     import secrets
 
     try:
@@ -746,8 +760,11 @@ def watch(
 
 @app.command()
 def doctor() -> None:
-    """Check the installation: versions, extras, devices, compiler and kernels,
-    data, free disk, and a federated run of a few seconds. Exits with 1 if something is wrong."""
+    """Check the installation, with a federated run of a few seconds.
+
+    Lists versions, extras, devices, compiler and kernels, data and free disk space. Exits with 1 if
+    something is wrong.
+    """
     from fedloom.doctor import examine
     from fedloom.report.terminal import print_finding
 
@@ -758,7 +775,7 @@ def doctor() -> None:
     if wrong:
         lines = "1 line" if wrong == 1 else f"{wrong} lines"
         _fail(f"Something that should work does not: see the {lines} with ✗.", 1)
-    print("All that should work does.")
+    print("Everything that should work does.")
 
 
 def _has_screen() -> bool:
@@ -888,7 +905,7 @@ def study(
             help="Study name.", show_default=False, autocompletion=_completing(names.STUDIES)
         ),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List all studies.")] = False,
+    listed: Annotated[bool, _flag("--list", help="List all studies.")] = False,
     data: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--data", help="Data set.", show_default="the study's first"),
@@ -978,7 +995,7 @@ def topology(
     ] = None,
     shown: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--round", min=1, help="The round that --spread shows. [default: 1]"),
+        typer.Option("--round", min=1, help=r"The round that --spread shows. \[default: 1]"),
     ] = None,
 ) -> None:  # fmt: skip
     """List the networks for serverless learning, or show who meets whom in one of them."""
@@ -1028,7 +1045,7 @@ def data_fetch(
     split: Annotated[
         Optional[str], typer.Option("--split", help="EMNIST split.")  # noqa: UP045
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Download again.")] = False,
+    force: Annotated[bool, _flag("--force", help="Download again.")] = False,
 ) -> None:
     """Download a data set, verify it and keep it in the cache (FEDLOOM_DATA)."""
     from fedloom.data.fetch import fetch
@@ -1044,7 +1061,7 @@ def data_show(
     name: Annotated[
         str,
         typer.Argument(
-            help="Data set name, .csv, .parquet or .npz file, folder, or sites:DIR.",
+            help="Data set name, .csv, .parquet, .npz or .txt file, folder, or sites:DIR.",
             autocompletion=_completing(names.DATA),
         ),
     ],
@@ -1067,7 +1084,7 @@ def data_show(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the partition.")] = 0,
     plot: Plot = None,
-    pool: Annotated[bool, typer.Option("--pool", help="Pool the train and test files.")] = False,
+    pool: Annotated[bool, _flag("--pool", help="Pool the train and test files.")] = False,
     set_: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the data set."),

@@ -40,7 +40,7 @@ class Dataset:
     """Images (N, C, H, W), labels, and the scale that normalises a batch.
 
     `task` says what labels are: classes 0..n_classes-1 unless something else is given. `classes`
-    are the names of what a model answers: of classes, labels, values or tokens.
+    are the names of a model's outputs: of classes, labels, values or tokens.
 
     A network is fed `(x / 255 - mean) / std` for uint8 images and `(x - mean) / std` for others,
     channel by channel; there may be a mean and std for every pixel instead, as tables (1, 1, F)

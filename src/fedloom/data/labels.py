@@ -35,7 +35,7 @@ _FEW = 5  # samples of a class, below which its number may be a value
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels as they are stored, the names of what a model answers, and the task."""
+    """Labels as they are stored, the names of a model's outputs, and the task."""
 
     y: np.ndarray
     classes: tuple[str, ...]

@@ -431,7 +431,7 @@ class Worker:
     def _look(
         self, resident: Resident, source: Source, indices: np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """What the model answers to these samples, and their labels."""
+        """The model's outputs for these samples, and their labels."""
         if resident.native is not None:
             pictures, y = source.pictures(indices), source.labels(indices)
             return resident.native.logits(resident.row, pictures), y

@@ -1,6 +1,6 @@
 """Export a trained model: a plain state_dict, TorchScript or ONNX.
 
-What a model needs beside its weights (class names, normalisation, columns) is in a .json file next
+What a model needs besides its weights (class names, normalisation, columns) is in a .json file next
 to it. TorchScript and ONNX take data in its own units: they normalise it themselves.
 """
 

@@ -71,7 +71,7 @@ class Config(Options):
 
     data: str = Field(
         "digits",
-        description="data set name, .csv, .parquet or .npz file, folder of images, "
+        description="data set name, .csv, .parquet, .npz or .txt file, folder of images, "
         "LEAF JSON, or sites:DIR with one file or folder per site",
     )
     data_options: dict[str, Any] = Field(
@@ -97,7 +97,7 @@ class Config(Options):
         "dirichlet:0.5",
         description="how samples are split among clients; by:COLUMN makes each user a client",
     )
-    pool: bool = Field(False, description="pool the train and test files before partitioning (S1)")
+    pool: bool = Field(False, description="pool the train and test files before partitioning")
     data_share: float = Field(
         1.0, gt=0, le=1, description="fraction of every class to use; the rest is left out"
     )
@@ -107,7 +107,7 @@ class Config(Options):
     test_cut: Literal["mixed", "by-class"] = Field(
         "mixed",
         description="how a client's test data is drawn: from all of its data at random, or the "
-        "same fraction of each of its classes (S1)",
+        "same fraction of each of its classes",
     )
     support_share: float = Field(
         0.2, ge=0, lt=1, description="fraction of a part used as support; the rest is query"
@@ -173,7 +173,7 @@ class Config(Options):
     normalise: Literal["standard", "unit", "pixel", "half"] = Field(
         "standard",
         description="image scaling: standard, by mean and std of each channel; unit, x/255; "
-        "half, (x/255 - 0.5)/0.5; pixel, by mean and std of each pixel (S1 on MNIST)",
+        "half, (x/255 - 0.5)/0.5; pixel, by mean and std of each pixel",
     )
     augment: str = Field("none", description="none | flip | crop:PIXELS | flip+crop:PIXELS")
 
@@ -194,7 +194,7 @@ class Config(Options):
     order: Literal["mixed", "support-first"] = Field(
         "mixed",
         description="order of a local pass over the client's data: shuffled; or batches of the "
-        "support part, then of the query part (S1)",
+        "support part, then of the query part",
     )
     batch: int | str = Field(32, description="batch size, or inf for all samples at once")
     lr: float = Field(0.05, gt=0, le=LARGEST_RATE, allow_inf_nan=False, description="learning rate")

@@ -112,7 +112,8 @@ class Experiment:
     ) -> None:
         """Take the state of the checkpoint of the run in `path`, if this is the same experiment.
 
-        `free` are settings and options of the method that may differ, beside those that always may.
+        `free` are settings and options of the method that may differ, besides those that always
+        may.
         """
         check_settings(path, about, self.config, free)
         check_contents(path, about, self.about, self.config)

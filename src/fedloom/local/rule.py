@@ -32,7 +32,7 @@ class Net(Protocol):
     """The client's model as a function of its parameters."""
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """What the model answers: logits, or values."""
+        """The model's output: logits, or values."""
         ...
 
     @property
@@ -55,11 +55,11 @@ class Batch:
     weight: Tensor | None = None
     held: Tensor | None = None  # per class, whether the client has it; for rules that need it
     at: Tensor | None = None  # positions within the part, where the part is public
-    lengths: tuple[int, ...] | None = None  # of several batches, which lie one behind the other
+    lengths: tuple[int, ...] | None = None  # of several batches, concatenated
     task: Task = CLASSES
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """The task's loss of what a model answers, the mean over the samples that count."""
+        """The task's loss of a model's outputs, the mean over the samples that count."""
         return self.task.loss(outputs, self.y, self.weight)
 
     @property
@@ -68,8 +68,8 @@ class Batch:
         return self.lengths is not None or self.y.dim() > 1 + self.task.dims
 
     def rows(self) -> Iterator[Batch]:
-        """The batches of a part that a step names several of: one behind the other or, from engines
-        that pad, the first axis counts them."""
+        """The batches of a part of which a step names several: concatenated or, from engines that
+        pad, along the first axis."""
         if self.lengths is not None:
             parts = zip(self.x.split(self.lengths), self.y.split(self.lengths), strict=True)
             for x, y in parts:
@@ -192,7 +192,7 @@ class LocalRule:
 
     `parts` are the client's data parts that a step may name; `weighs` is the part whose size is
     the client's weight n_k. `told`, `keeps` and `sends` name the values that the server tells the
-    client beside the model, that the client keeps between rounds, and that it sends beside the
+    client besides the model, that the client keeps between rounds, and that it sends besides the
     model; `needs` the facts that it looks at (`classes`: which ones the client holds, in
     `batch.held`; `public`: the public images, in its context and as the part `public`). `extras`
     are columns that the rule learns for every weight, with their initial value (Meta-SGD's rates).

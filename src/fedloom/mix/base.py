@@ -36,9 +36,10 @@ class Gathering:
 
     `rows[i]` are the columns of the model that `clients[i]` sent, `layout` names them;
     `indexes[i]`, where it trained a sub-model, says which of them it really trained (None: all).
-    `shared` are the same columns as they were told. `sent` holds what came beside the model, a line
-    each; `state` what the server keeps by name, `memory` what it keeps by name and key. `total` is
-    the number of registered clients N; `weights` are n_k, `steps` the steps that each one took.
+    `shared` are the same columns as they were told. `sent` holds what came besides the model, one
+    line per client; `state` what the server keeps by name, `memory` what it keeps by name and key.
+    `total` is the number of registered clients N; `weights` are n_k, `steps` the steps that each
+    one took.
 
     `facts` are those that the mix `needs`; read them as `classes`, `class_of`, `public` and
     `accuracy`.
@@ -103,7 +104,7 @@ class Gathering:
 @dataclass(frozen=True)
 class Traffic:
     """What each of the gathered nodes sent to others in a round, and received: values of models,
-    which are encoded as the run says, and numbers beside them, four bytes each (None: none)."""
+    which are encoded as the run says, and other numbers, four bytes each (None: none)."""
 
     up: np.ndarray
     down: np.ndarray
@@ -134,8 +135,8 @@ class Mixed:
 class Mix:
     """How models are combined.
 
-    `keeps` are values that the server keeps between rounds, by name and kind; `takes` the names of
-    what clients send beside the model that it combines; `memory` names what it keeps by key.
+    `keeps` are values that the server keeps between rounds, by name and kind; `takes` names
+    what it combines besides the models that clients send; `memory` names what it keeps by key.
     `needs` are facts: `classes` (who holds which), `public` (the server's images), `accuracy` (of
     what was sent, on the part that it `validates` on). `takes_parts`: it can combine sub-models,
     element by element; `meets`: nodes combine what those they meet tell them; with fewer than

@@ -38,8 +38,8 @@ _COLUMNS = 4096
 @dataclass(frozen=True)
 class Habits:
     """What nodes keep and tell: entries and links of so many earlier rounds (None: of all; 0: of
-    this one only), at most so many `neighbours` each, the last heard from. `numbers` go beside
-    each model that is sent, `greeting` ones beside each name of an entry in a greeting.
+    this one only), at most so many `neighbours` each, the last heard from. `numbers` go with
+    each model that is sent, `greeting` ones with each name of an entry in a greeting.
 
     Without `remembers` nodes begin every round knowing nothing, but take what arrives late.
     """
@@ -605,12 +605,12 @@ def _refuses(contacts: Contacts, clients: np.ndarray, nodes: int) -> np.ndarray 
 
 
 def _numbers(carried: np.ndarray, habits: Habits) -> np.ndarray:
-    """The numbers that go beside models."""
+    """The numbers that go with models."""
     return np.array([habits.numbers, habits.link, habits.greeting]) @ carried
 
 
 def _traffic(walk: Walk, arrived: UnderWay, g: Gathering, habits: Habits) -> Traffic:
-    """Values of models, and numbers beside them, sent and received by each node."""
+    """Values of models, and the numbers that go with them, sent and received by each node."""
     place, nodes = np.searchsorted(g.clients, arrived.receiver), len(g.clients)
     models = walk.down[0] + np.bincount(place, arrived.models, nodes)
     beside = _numbers(walk.down, habits) + np.bincount(place, arrived.numbers, nodes)

@@ -280,7 +280,7 @@ class Native:
     # ---- looking
 
     def logits(self, row: Tensor, pictures: Pictures) -> Tensor:
-        """What the model answers in evaluation mode."""
+        """The model's outputs in evaluation mode."""
         program = self.program(min(len(pictures), CHUNK), False)
         out = []
         for at in range(0, len(pictures), CHUNK):

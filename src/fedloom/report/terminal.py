@@ -619,7 +619,7 @@ def print_datasets(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _outputs(dataset: Dataset) -> str:
-    """What a model answers with."""
+    """What a model returns."""
     word = _OUTPUTS.get(dataset.task.name, "classes")
     return word if dataset.n_classes != 1 else word.removesuffix("s")
 

@@ -18,7 +18,7 @@ ATTACKS = "none | scale:FACTOR | nan | noise[:SIZE], and ,share=FRACTION of the 
 
 @dataclass(frozen=True)
 class Attack:
-    """`scale` multiplies a client's change, and what it sends beside it, by a factor; `noise`
+    """`scale` multiplies a client's change, and what it sends besides it, by a factor; `noise`
     adds Gaussian noise of `factor` times their size; `nan` sends no number at all.
 
     >>> Attack.parse("scale:-20,share=0.1")

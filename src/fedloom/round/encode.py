@@ -50,7 +50,7 @@ def choice(chosen: Sequence[np.ndarray], sizes: Sequence[int]) -> Payload:
 class Encoding(ABC):
     """`changes`: clients send changes of what they were told, with error feedback; `whole`: a model
     that nobody knows the start of can be encoded as well; `down`: what the server tells is encoded,
-    too; `beside`: so are values that travel beside the model."""
+    too; `beside`: so are values that travel besides the model."""
 
     changes: bool = False
     whole: bool = True

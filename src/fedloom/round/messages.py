@@ -1,7 +1,7 @@
 """What crosses the line between a client and the server, and nothing else does.
 
 In simulation the messages of a round are gathered in two objects, a line for each client: `Told`
-goes down, `Sent` goes up. Both hold the columns of the model that travel and the values beside them
+goes down, `Sent` goes up. Both hold the columns of the model that travel and other values
 by name. They know nothing of methods, and no data, private column or client state is in them.
 """
 

@@ -30,7 +30,7 @@ class Plan:
     sections: Sections
     columns: Columns  # of the model, that travel
     private: Columns  # of the model, that live with the clients
-    values: Values  # all that is told, kept or sent beside the model
+    values: Values  # all that is told, kept or sent besides the model
     told: tuple[str, ...] = ()
     keeps: tuple[str, ...] = ()
     sends: tuple[str, ...] = ()

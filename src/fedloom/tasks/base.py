@@ -38,7 +38,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """What is learned. `outputs` is how many numbers a model answers with: one for each class,
+    """What is learned. `outputs` is how many numbers a model returns: one for each class,
     label or value, of a sample or (next-token, segmentation) of each of its places.
 
     `by_class` says that each sample is of one class, so that data can be dealt by class, and losses

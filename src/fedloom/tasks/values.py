@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """Squared errors of values on a scale of their own: a model answers (y − mean) / std, so that
+    """Squared errors of values on a scale of their own: a model returns (y − mean) / std, so that
     rates that suit one table suit another. Scores are in the values' units; R² compares with the
     mean of the data that is scored, and is not defined where all its values are the same."""
 
@@ -38,13 +38,13 @@ class Regression(Task):
         return f"one number per value, (batch, {self.outputs})"
 
     def scaled(self, y: Tensor) -> Tensor:
-        """Values as a model answers them."""
+        """Values on the scale of a model's outputs."""
         if not self.mean_of:
             return y
         return (y - y.new_tensor(self.mean_of)) / y.new_tensor(self.std_of)
 
     def values(self, outputs: Tensor) -> Tensor:
-        """What a model answers, in the values' units."""
+        """A model's outputs, in the values' units."""
         if not self.mean_of:
             return outputs
         return outputs * outputs.new_tensor(self.std_of) + outputs.new_tensor(self.mean_of)

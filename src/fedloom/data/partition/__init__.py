@@ -66,7 +66,7 @@ def partition(
     """Deal the samples with labels `y` to the clients.
 
     `reserve` are combinations of classes that `classes:K` and `ring:K` give to no client, `columns`
-    what the data says of every sample beside its label, for `by:COLUMN`.
+    what the data says of every sample besides its label, for `by:COLUMN`.
 
     >>> [p.tolist() for p in partition("shards:1", np.array([0, 0, 1, 1]), 2, seed=0)]
     [[0, 1], [2, 3]]

@@ -50,7 +50,7 @@ class Dealing:
     n_classes: int
     rng: np.random.Generator
     reserve: ClassSets = frozenset()  # combinations of classes that no client may hold
-    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # of the data, beside x and y
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # of the data, besides x and y
 
     def members(self, label: int | np.integer) -> IntArray:
         """The samples of one class, shuffled."""
