@@ -45,7 +45,7 @@ app.add_typer(model_app, name="model")
 def main() -> None:
     """The console script."""
     debug = "--debug" in sys.argv
-    warnings.showwarning = _warn  # type: ignore[assignment]
+    warnings.showwarning = _Warn()
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         app()
@@ -73,9 +73,17 @@ def main() -> None:
         _fail(f"{e.strerror or e}{where}.", 1)
 
 
-def _warn(message: Warning | str, *_: object) -> None:
-    clear()
-    print(f"Warning: {message}", file=sys.stderr)
+class _Warn:
+    """Shows each warning of a command once: several runs may load the same data."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in self._shown:
+            self._shown.add(str(message))
+            clear()
+            print(f"Warning: {message}", file=sys.stderr)
 
 
 def _fail(text: str, code: int) -> None:
@@ -1070,7 +1078,11 @@ def data_show(
     pool: Annotated[bool, typer.Option("--pool", help="Pool the train and test files.")] = False,
     set_: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", metavar="KEY=VALUE", help="An option of the data set."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the data set (label=COLUMN; also data_options.label=COLUMN).",
+        ),
     ] = None,
     task: Annotated[
         str, typer.Option("--task", help="What the labels are for; auto: by the labels.")
@@ -1084,7 +1096,13 @@ def data_show(
     from fedloom.report.terminal import print_partition
     from fedloom.tasks import check
 
-    options = parse_settings(set_ or [])
+    given = parse_settings(set_ or [])
+    named = given.pop("data_options", {})
+    if not isinstance(named, dict):
+        raise FedloomError(
+            f"data_options={named} names no option. Give one, such as data_options.label=COLUMN."
+        )
+    options = {**named, **given}
     own = natural(name)
     partition = partition or ("iid" if own is None else f"by:{own}")
     check_options(partition, options)
