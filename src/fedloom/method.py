@@ -25,6 +25,12 @@ from fedloom.topology import Star, Topology
 #: what a client's private part starts from
 First = Literal["initial", "mean"]
 
+#: the parts of a method, and what they must be
+_KINDS: dict[str, type] = {
+    "local": LocalRule, "mix": Mix, "topology": Topology, "select": Select, "adapt": Adapt,
+    "newcomer": Newcomer, "own": LocalRule,
+}  # fmt: skip
+
 #: facts that a part may request in `needs`, who may request them, and what they are
 FACTS: dict[str, tuple[tuple[str, ...], str]] = {
     "classes": (("local", "mix", "topology"), "which classes a client holds"),
@@ -83,6 +89,15 @@ class Method:
         return any(fact in part.needs for _, part in self._parts())
 
     def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            part = getattr(self, name)
+            if not isinstance(part, kind) and not (name == "own" and part is None):
+                a_class = isinstance(part, type)
+                given = f"the class {part.__name__}" if a_class else f"a {type(part).__name__}"
+                raise FedloomError(
+                    f"The method's `{name}` must be a {kind.__name__}, not {given}"
+                    + (f": write {part.__name__}()." if a_class else ".")
+                )
         for reason in (*self._wrong_words(), *self._wrong_pairs(), *self._wrong_places()):
             raise FedloomError(reason)
 
