@@ -549,13 +549,21 @@ def export(
     trust: Trust = None,
 ) -> None:
     """Export a run's model for use elsewhere, with class names and normalisation."""
-    from fedloom.experiment.result import Result
+    from fedloom.experiment.result import NoSharedModel, Result
 
     _trust(trust)
     clear()
     result = Result(path)
     number = client is not None and client not in result.names and client.isdigit()
-    for file in result.export(out, int(client) if client and number else client):
+    try:
+        files = result.export(out, int(client) if client and number else client)
+    except NoSharedModel as e:
+        one, each = result.called(e.client), Path(out).with_stem("{client}")
+        raise FedloomError(
+            f"Clients of this method keep their own models: name one (--client '{one}'), or write "
+            f"all of them (--out '{each}')."
+        ) from None
+    for file in files:
         print(f"Model: {file}")
 
 

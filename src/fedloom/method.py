@@ -19,6 +19,7 @@ from fedloom.errors import FedloomError, unknown
 from fedloom.local import SGD, LocalRule
 from fedloom.mix import Average, Mix
 from fedloom.newcomer import Newcomer, Shared
+from fedloom.returned import with_article
 from fedloom.select import Select, Whole
 from fedloom.topology import Star, Topology
 
@@ -92,12 +93,11 @@ class Method:
         for name, kind in _KINDS.items():
             part = getattr(self, name)
             if not isinstance(part, kind) and not (name == "own" and part is None):
-                a_class = isinstance(part, type)
-                given = f"the class {part.__name__}" if a_class else f"a {type(part).__name__}"
                 raise FedloomError(
-                    f"The method's `{name}` must be a {kind.__name__}, not {given}"
-                    + (f": write {part.__name__}()." if a_class else ".")
-                )
+                    f"The method's `{name}` must be {with_article(kind)}, not "
+                    + (f"the class {part.__name__}: write {part.__name__}()."
+                       if isinstance(part, type) else f"{with_article(type(part))}.")
+                )  # fmt: skip
         for reason in (*self._wrong_words(), *self._wrong_pairs(), *self._wrong_places()):
             raise FedloomError(reason)
 

@@ -30,8 +30,8 @@ def returned(part: object, function: str, value: Any, kind: type[First], where: 
         return value
     place, must = (f" {where}", "be") if where else ("", "return")
     raise FedloomError(
-        f"{type(part).__name__}.{function} returned {_with_article(type(value))}{place}; it must "
-        f"{must} {_with_article(kind)}."
+        f"{type(part).__name__}.{function} returned {with_article(type(value))}{place}; it must "
+        f"{must} {with_article(kind)}."
     )
 
 
@@ -55,7 +55,7 @@ def returned_pair(
     if len(made) != 2:
         raise FedloomError(
             f"{type(part).__name__}.{function} returned a tuple of {len(made)}; it must return "
-            f"{_with_article(first)} and {_with_article(second)}."
+            f"{with_article(first)} and {with_article(second)}."
         )
     return (
         returned(part, function, made[0], first, "first in its tuple"),
@@ -63,7 +63,8 @@ def returned_pair(
     )
 
 
-def _with_article(kind: type) -> str:
+def with_article(kind: type) -> str:
+    """The name of a type in a sentence."""
     if kind is NoneType:
         return "None"
     name = kind.__name__

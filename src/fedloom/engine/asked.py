@@ -15,6 +15,11 @@ from fedloom.local.rule import Back, Batch, Budget, Context, LocalRule, Net, Par
 from fedloom.returned import returned, returned_names
 
 
+def rule_at(rule: LocalRule, round: int) -> LocalRule:
+    """The rule of a round."""
+    return returned(rule, "at", rule.at(round), LocalRule)
+
+
 def plan(
     rule: LocalRule, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator
 ) -> list[Samples]:

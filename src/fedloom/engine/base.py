@@ -23,7 +23,6 @@ from fedloom.engine.batches import SCORE_BATCH, Augment
 from fedloom.kinds import Sections
 from fedloom.layout import Layout
 from fedloom.local import Budget, LocalRule, Optimiser
-from fedloom.returned import returned
 from fedloom.select import Channels, Last, Select, Whole
 from fedloom.tasks import Kept, Sums, Task
 
@@ -84,11 +83,6 @@ class Order:
     data: Mapping[str, str] = field(default_factory=dict)
     sections: Sections | None = None  # of the rows, where there is more in them than the model
     screened: bool = False  # what comes back is checked later: do not stop at NaN here
-
-    @property
-    def rule_now(self) -> LocalRule:
-        """The rule of this round."""
-        return returned(self.rule, "at", self.rule.at(self.round), LocalRule)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Stacked(OneProcess):
     def _train_stack(self, order: Order, jobs: list[Job]) -> list[Done]:
         """Train clients whose models have one shape, sorted by their number of steps."""
         started = time.perf_counter()
-        rule, optimiser = order.rule_now, order.optimiser
+        rule, optimiser = asked.rule_at(order.rule, order.round), order.optimiser
         device = self.setting.device
         resident = self._worker.resident(jobs[0].selection)
         if rule.differentiates and has_tracked_norm(resident.module):

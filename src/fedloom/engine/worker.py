@@ -156,7 +156,7 @@ class Worker:
 
     def _walk(self, order: Order, job: Job) -> Done:
         started = time.perf_counter()
-        s, rule = self.setting, order.rule_now
+        s, rule = self.setting, asked.rule_at(order.rule, order.round)
         resident = self.resident(job.selection)
         resident.load(job.start)
         _seed_torch(torch_seed(s.seed, "torch", order.round, job.client), s.device)
@@ -294,6 +294,8 @@ class Worker:
         # The sum tells at once; only where it is not finite must every value be looked at.
         bad = not math.isfinite(row.sum()) and not torch.isfinite(row).all()
         if bad and not order.screened:
+            if math.isfinite(loss_sum) and torch.isfinite(back.row).all():
+                check_values(order, job.client, back)
             raise diverged(job.client, order)
         macs, bytes_needed = self._costs(order, job, seen)
         loss = loss_sum / max(seen, 1)
@@ -318,7 +320,8 @@ class Worker:
 
     def _gradient(self, order: Order, job: Job) -> Tensor:
         """The gradient of the rule's objective on all data of a client, as its module trains."""
-        s, rule, resident = self.setting, order.rule_now, self.resident(job.selection)
+        s, rule = self.setting, asked.rule_at(order.rule, order.round)
+        resident = self.resident(job.selection)
         resident.load(job.start)
         resident.at(None)
         resident.module.train()
@@ -567,6 +570,20 @@ def diverged(client: int, order: Order) -> Diverged:
         "alpha, where the method has one), bound the gradient with --clip 1, or continue "
         "without such clients: --on-bad skip."
     )
+
+
+def check_values(order: Order, client: int, back: Back) -> None:
+    """Refuse a value beside a sound model that is not finite: the rule made it so, not training."""
+    for word, values in (("sent", back.sends), ("kept", back.keeps)):
+        for name, value in values.items():
+            if not torch.isfinite(value).all():
+                what = "NaN" if value.isnan().any() else "infinite values"
+                raise Diverged(
+                    f"{type(order.rule).__name__}.finish of client {client} {word} '{name}' with "
+                    f"{what} in round {order.round}; the trained model is finite. Look at how "
+                    f"'{name}' is computed: a division by zero, or a value that grows from round "
+                    "to round? Or continue without such clients: --on-bad skip."
+                )
 
 
 def section_columns(

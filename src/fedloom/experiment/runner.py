@@ -214,13 +214,8 @@ class Runner:
         else:
             contacts = topology.contacts(*where)
         contacts = returned(topology, "contacts", contacts, Contacts)
-        returned(
-            topology,
-            "contacts",
-            contacts.participants,
-            np.ndarray,
-            "as participants of its Contacts",
-        )
+        place = "as participants of its Contacts"
+        returned(topology, "contacts", contacts.participants, np.ndarray, place)
         return Opening(t, contacts, config.optimiser_at(t), names, config.clients)
 
     def _exchange(
