@@ -141,8 +141,18 @@ def test_every_client_has_a_file_of_its_own(quick, monkeypatch, capsys):
         main()
     assert "Model: one.pt" in capsys.readouterr().out
     assert torch.equal(torch.load("one.pt")[name], torch.load(files[1])[name])
-    with pytest.raises(fedloom.FedloomError, match="name one"):
+    with pytest.raises(fedloom.FedloomError, match=r"name one, for example client=0\."):
         local.export("one.pt")
+
+
+def test_the_command_line_says_how_to_name_a_client(quick, call):
+    farms = {f"Hof {name}": part for name, part in zip("AB", (table(), table()), strict=True)}
+    quick("local", data=farms, clients=None, partition=None, rounds=1, participation=1.0, out="own")
+    code, said = call("export", "own", "--out", "models/farm.ts")
+    assert code == 2
+    assert "name one (--client 'Hof A'), or write all of them (--out 'models/{client}.ts')" in said
+    assert call("export", "own", "--client", "Hof A", "--out", "farm.pt")[0] == 0
+    assert call("export", "own", "--out", "models/{client}.pt")[0] == 0
 
 
 def test_what_cannot_be_exported_is_said(run):

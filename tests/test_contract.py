@@ -16,13 +16,15 @@ import fedloom
 from fedloom.adapt import FineTune
 from fedloom.errors import FedloomError
 from fedloom.kinds import Weights
-from fedloom.local import SGD, FullGradient, LocalRule, cross_entropy
+from fedloom.local import SGD, Back, FullGradient, LocalRule, cross_entropy
 from fedloom.method import Method
-from fedloom.mix import Average, GradientStep, Keep, Mix, Mixed
+from fedloom.mix import Average, GradientStep, Keep, Mix, Mixed, PeerAverage, ServerStep
 from fedloom.models import build
 from fedloom.models.nets import MLP
+from fedloom.newcomer import Shared
 from fedloom.select import Select, Selection
-from fedloom.topology import Contacts, Pooled, Topology
+from fedloom.topology import Contacts, Peers, Pooled, Star, Topology
+from fedloom.topology.network import Ring
 
 
 def method(**parts):
@@ -317,6 +319,116 @@ def test_undeclared_memory_fails_at_once(quick):
 def test_nonsense_is_refused_with_the_reason(parts, why):
     with pytest.raises(FedloomError, match=why):
         Method(**parts)
+
+
+# -- what a part returns --------------------------------------------------------------------------
+
+
+def slip(base, function, value):
+    """A part `Drift` in which one function returns what it should not."""
+    return type("Drift", (base,), {function: lambda self, *_, **__: value})()
+
+
+VECTOR = torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("role", "base", "function", "value", "why"),
+    [
+        ("local", SGD, "finish", VECTOR, "a Tensor; it must return a Back"),
+        ("local", SGD, "finish", None, "None; it must return a Back"),
+        ("local", SGD, "finish", Back([1.0]), "a list as row of its Back; it must be a Tensor"),
+        ("local", SGD, "finish", Back(VECTOR, sends={"d": 1.0}), "a float as 'd' in `sends`; it"),
+        (
+            "local",
+            SGD,
+            "finish",
+            Back(VECTOR, keeps=[1]),
+            "a list as `keeps`; it must be a Map",
+        ),
+        ("local", SGD, "objective", 0.5, "a float; it must return a Tensor"),
+        ("local", SGD, "objective", VECTOR, r"a Tensor of shape \(2,\); it must return a single"),
+        ("local", SGD, "direction", 1, "an int; it must return a Tensor"),
+        ("local", SGD, "direction", VECTOR, r"a Tensor of shape \(2,\); it must have the grad"),
+        ("local", SGD, "plan", {}, "a dict; it must return a list"),
+        ("local", SGD, "plan", [np.arange(2)], "an ndarray as a step; it must be a Mapping"),
+        ("local", SGD, "plan", [{"train": [0]}], "a list for 'train' in a step; it must be an nd"),
+        ("local", SGD, "at", None, "None; it must return a LocalRule"),
+        ("mix", Average, "combine", VECTOR, "a Tensor; it must return a Mixed"),
+        ("mix", Average, "combine", Mixed(shared=[1]), "a list as shared of its Mixed; it must be"),
+        ("mix", Average, "combine", Mixed(rows=VECTOR), "a Mixed with rows and without clients"),
+        ("mix", Average, "combine", Mixed(metrics=3), "an int as metrics of its Mixed; it must be"),
+        ("mix", Momentum, "combine", Mixed(state={"velocity": 1}), "an int as 'velocity' in `sta"),
+        ("mix", Average, "senders", [0], "a list; it must return an ndarray"),
+        ("mix", ServerStep, "step", VECTOR, "a Tensor; it must return a tuple"),
+        ("mix", ServerStep, "step", (VECTOR,), "a tuple of 1; it must return a Tensor and a dict"),
+        ("mix", ServerStep, "step", (VECTOR, None), "None second in its tuple; it must be a dict"),
+        ("select", Half, "choose", VECTOR, "a Tensor; it must return a Selection"),
+        ("topology", Star, "contacts", [0], "a list; it must return a Contacts"),
+        ("topology", Star, "contacts", Contacts([0]), "a list as participants of its Contacts; it"),
+        ("newcomer", Shared, "candidates", 1, "an int; it must return a Tensor"),
+    ],
+)
+def test_a_part_that_returns_the_wrong_type_is_named(quick, role, base, function, value, why):
+    parts = {role: slip(base, function, value)}
+    if role == "newcomer":
+        parts["mix"] = Average("body")
+    with pytest.raises(FedloomError, match=rf"^Drift\.{function} returned {why}"):
+        quick(method(**parts), rounds=1, model_options={"hidden": [4]})
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize(("word", "verb"), [("sends", "sent"), ("keeps", "kept")])
+@pytest.mark.parametrize(("bad", "what"), [(np.nan, "NaN"), (np.inf, "infinite values")])
+def test_a_bad_value_beside_a_sound_model_is_not_blamed_on_training(
+    quick, engine, word, verb, bad, what
+):
+    class Drift(SGD):
+        def finish(self, me, row, grad):
+            return Back(row, **{word: {"drift": torch.full_like(me.start, bad)}})
+
+    setattr(Drift, word, {"drift": Weights()})
+    mix = type("Takes", (Average,), {"takes": frozenset({"drift"} if word == "sends" else ())})
+    why = rf"^Drift\.finish of client \d {verb} 'drift' with {what} in round 1; the trained model"
+    with pytest.raises(FedloomError, match=why):
+        quick(method(local=Drift(), mix=mix()), rounds=1, engine=engine)
+    with pytest.raises(FedloomError, match=r"^Training diverged"):
+        quick(method(local=Drift(), mix=mix()), rounds=1, engine=engine, lr=1e30, out="diverged")
+
+
+@pytest.mark.parametrize("function", ["finish", "objective", "direction"])
+def test_the_stacked_engine_names_it_too(quick, function):
+    with pytest.raises(FedloomError, match=f"^Drift.{function} returned a str; it must return a "):
+        quick(method(local=slip(SGD, function, "x")), rounds=1, engine="stacked")
+
+
+def test_nodes_that_meet_are_held_to_it_too(quick):
+    for parts, why in (
+        ({"mix": slip(PeerAverage, "shares", 1.0)}, "shares returned a float"),
+        (
+            {"mix": PeerAverage(), "topology": Peers(slip(Ring, "edges", [(0, 1)]))},
+            "edges returned",
+        ),
+        ({"mix": PeerAverage(), "topology": Peers(slip(Ring, "meetings", 1))}, "meetings returned"),
+    ):
+        with pytest.raises(FedloomError, match=f"^Drift.{why}"):
+            quick(method(**{"topology": Peers(Ring()), **parts}), rounds=1, participation=1.0)
+
+
+def test_a_class_in_place_of_a_part_is_refused(quick):
+    with pytest.raises(FedloomError, match=r"`local` must be a LocalRule, not the class SGD"):
+        Method(local=SGD)
+    with pytest.raises(FedloomError, match=r"`adapt` must be an Adapt, not a SGD\."):
+        Method(adapt=SGD())
+
+    class Toy(fedloom.MethodOptions):
+        name, family, source = "toy", "test", "test"
+
+        def build(self):
+            return SGD()
+
+    with pytest.raises(FedloomError, match=r"^Toy\.build returned a SGD; it must return a Method"):
+        quick(Toy())
 
 
 # -- models of every kind -------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """A user's own data, from the file or array to the model: rows, columns, labels and tokens."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -19,6 +21,127 @@ def by_user(n=150, users=5):
     rng = np.random.default_rng(0)
     user = rng.integers(0, users, n)
     return (rng.normal(size=(n, 3, 3)) + user[:, None, None]).astype(np.float32), user
+
+
+@pytest.fixture
+def farms(in_tmp):
+    """Writes a table of 240 rows of three farms, changed cell by cell: {(row, column): text}."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({
+        "farm": rng.choice(["A", "B", "C"], 240),
+        "rain": rng.normal(100, 20, 240),
+        "soil": rng.normal(5, 1, 240),
+        "harvest": rng.normal(50, 9, 240),
+    })  # fmt: skip
+
+    def write(cells, name="farms.csv", **options):
+        changed = table.astype(object)
+        for (row, column), text in cells.items():
+            changed.loc[row, column] = text
+        changed.to_csv(name, index=False, **options)
+        return name
+
+    return write
+
+
+LABEL = {"label": "harvest"}
+
+
+def test_empty_cells_are_told_of_all_columns_with_lines_of_the_file(farms):
+    holes = {(54, "rain"): "", (60, "rain"): "", (7, "soil"): "", (9, "farm"): ""}
+    why = (
+        r"^'rain' has 2 empty cells, the first in line 56; 'soil' has 1 empty cell, the first in "
+        r"line 9; 'farm' has 1 empty cell, the first in line 11, so it does not say whose"
+    )
+    with pytest.raises(FedloomError, match=why):
+        load(farms(holes), options=LABEL, by="farm")
+    with pytest.raises(FedloomError, match=r"'rain' has 1 empty cell, the first in line 5\."):
+        load(farms({(3, "rain"): ""}, "farms.tsv", sep="\t"), options=LABEL, by="farm")
+    pd.read_csv(farms({(3, "rain"): ""})).to_parquet("farms.parquet")
+    with pytest.raises(FedloomError, match=r"'rain' has 1 empty cell, the first in row 3 \(from 0"):
+        load("farms.parquet", options=LABEL, by="farm")
+
+
+def test_lines_are_counted_as_an_editor_counts_them(farms):
+    # A blank line in front, and a cell in quotes that goes over two lines.
+    file = Path(farms({(1, "farm"): "A\nB", (3, "rain"): "", (5, "farm"): 'C "west"'}))
+    file.write_text("\n" + file.read_text())
+    assert file.read_text().splitlines()[6].split(",")[1] == ""
+    with pytest.raises(FedloomError, match=r"the first in line 7\."):
+        load(file, options=LABEL, by="farm")
+
+
+def test_a_line_of_several_files_is_named_with_its_file(farms):
+    farms({}, "train.csv")
+    farms({(3, "rain"): ""}, "test.csv")
+    with pytest.raises(FedloomError, match=r"the first in line 5 of test\.csv\."):
+        load("train.csv", options={**LABEL, "test": "test.csv"}, by="farm")
+
+
+def test_rows_that_are_dropped_are_counted(farms):
+    file = farms({(1, "rain"): "", (2, "rain"): "", (2, "soil"): "", (3, "harvest"): "",
+                  (4, "farm"): ""})  # fmt: skip
+    with pytest.warns(UserWarning, match=r"^4 of 240 rows left out .*: harvest 1, rain 2, soil 1,"
+                                         r" farm 1\.$"):  # fmt: skip
+        assert len(load(file, options={**LABEL, "missing": "drop"}, by="farm").x) == 236
+    empty = farms({(row, "rain"): "" for row in range(240)})
+    with pytest.raises(FedloomError, match=r"All 240 rows have empty cells \(rain 240\)"):
+        load(empty, options={**LABEL, "missing": "drop"}, by="farm")
+
+
+def test_a_word_in_a_column_of_numbers_is_pointed_at(farms):
+    with pytest.raises(
+        FedloomError, match=r"^'rain' is a number except in 1 cell: 'n/k', line 5\."
+    ):
+        load(farms({(3, "rain"): "n/k"}), options=LABEL, by="farm")
+    words = {(3, "rain"): "n/k", (8, "rain"): "?"}
+    with pytest.raises(FedloomError, match=r"except in 2 cells, the first: 'n/k', line 5\. Write"):
+        load(farms(words), options=LABEL, by="farm")
+    for task in ("auto", "regression"):
+        with pytest.raises(FedloomError, match=r"^'harvest' is a number except in 1 cell"):
+            load(farms({(3, "harvest"): "n/k"}), options=LABEL, by="farm", task=task)
+    rounded = {(row, "rain"): str(row % 9) for row in range(240)} | {(3, "rain"): "n/k"}
+    with pytest.warns(UserWarning, match=r"1 cell: 'n/k', line 5\. So all .* its 10 different"):
+        assert load(farms(rounded), options=LABEL, by="farm").shape == (1, 1, 11)
+
+
+def test_codes_of_digits_and_letters_are_text(farms):
+    codes = {(row, "rain"): "abc"[row % 3] if row % 2 else str(row % 4) for row in range(240)}
+    assert load(farms(codes), options=LABEL, by="farm").shape == (1, 1, 6)
+
+
+@pytest.mark.parametrize("number", ["inf", "1e300"])
+def test_infinite_numbers_are_named_by_column_and_line(farms, number):
+    for column in ("rain", "harvest"):
+        with pytest.raises(FedloomError, match=rf"^'{column}' has 1 cell with .* in line 5: "):
+            load(farms({(3, column): number}), options=LABEL, by="farm")
+
+
+@pytest.mark.parametrize("before", ["", "data_options."])
+def test_data_show_takes_options_as_a_run_does(farms, call, before):
+    file = farms({(1, "rain"): ""})
+    options = [f"{before}label=harvest", f"{before}missing=drop"]
+    words = [word for option in options for word in ("--set", option)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, shown = call("data", "show", file, "--partition", "by:farm", *words)
+    assert code == 0
+    assert "farms: 239 training" in shown
+    assert "Warning: 1 of 240 rows left out for empty cells: rain 1." in shown
+    code, said = call("data", "show", file, "--set", "data_options=3")
+    assert code != 0
+    assert "data_options=3 names no option" in str(said)
+
+
+def test_runs_of_a_comparison_say_once_what_they_left_out(farms, call):
+    words = ("--data", farms({(1, "rain"): ""}), "--partition", "by:farm", "--participation", 1,
+             "--set", "data_options.label=harvest", "--set", "data_options.missing=drop",
+             "--rounds", 1, "--seeds", 1, "--engine", "serial")  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, shown = call("compare", "fedavg", "local", *words, "--out", "c")
+    assert code == 0
+    assert shown.count("1 of 240 rows left out") == 1
 
 
 @pytest.fixture

@@ -358,7 +358,7 @@ def test_errors_of_own_files_say_what_to_do(in_tmp, told):
     Path("junk.pt").write_bytes(rng.bytes(100))
     assert "Save one with torch.save" in told("run", "fedavg", "--init", "junk.pt")[1]
     said = told("run", "fedavg", "--data", "holes.csv", "--partition", "by:who")[1]
-    assert "'who' has 1 empty cell, the first in row 3 (from 0), so it does not say whose" in said
+    assert "'who' has 1 empty cell, the first in line 5, so it does not say whose" in said
     assert "features" not in said
     said = told("run", "fedavg", "--data", "a.csv", "--partition", "by:whom")[1]
     assert "Unknown column of users (by:COLUMN) 'whom'. Did you mean 'who'?" in said

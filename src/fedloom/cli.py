@@ -45,7 +45,7 @@ app.add_typer(model_app, name="model")
 def main() -> None:
     """The console script."""
     debug = "--debug" in sys.argv
-    warnings.showwarning = _warn  # type: ignore[assignment]
+    warnings.showwarning = _Warn()
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         app()
@@ -73,9 +73,17 @@ def main() -> None:
         _fail(f"{e.strerror or e}{where}.", 1)
 
 
-def _warn(message: Warning | str, *_: object) -> None:
-    clear()
-    print(f"Warning: {message}", file=sys.stderr)
+class _Warn:
+    """Shows each warning of a command once: several runs may load the same data."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in self._shown:
+            self._shown.add(str(message))
+            clear()
+            print(f"Warning: {message}", file=sys.stderr)
 
 
 def _fail(text: str, code: int) -> None:
@@ -548,13 +556,21 @@ def export(
     trust: Trust = None,
 ) -> None:
     """Export a run's model for use elsewhere, with class names and normalisation."""
-    from fedloom.experiment.result import Result
+    from fedloom.experiment.result import NoSharedModel, Result
 
     _trust(trust)
     clear()
     result = Result(path)
     number = client is not None and client not in result.names and client.isdigit()
-    for file in result.export(out, int(client) if client and number else client):
+    try:
+        files = result.export(out, int(client) if client and number else client)
+    except NoSharedModel as e:
+        one, each = result.called(e.client), Path(out).with_stem("{client}")
+        raise FedloomError(
+            f"Clients of this method keep their own models: name one (--client '{one}'), or write "
+            f"all of them (--out '{each}')."
+        ) from None
+    for file in files:
         print(f"Model: {file}")
 
 
@@ -1087,7 +1103,11 @@ def data_show(
     pool: Annotated[bool, _flag("--pool", help="Pool the train and test files.")] = False,
     set_: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", metavar="KEY=VALUE", help="An option of the data set."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the data set (label=COLUMN; also data_options.label=COLUMN).",
+        ),
     ] = None,
     task: Annotated[
         str, typer.Option("--task", help="What the labels are for; auto: by the labels.")
@@ -1101,7 +1121,13 @@ def data_show(
     from fedloom.report.terminal import print_partition
     from fedloom.tasks import check
 
-    options = parse_settings(set_ or [])
+    given = parse_settings(set_ or [])
+    named = given.pop("data_options", {})
+    if not isinstance(named, dict):
+        raise FedloomError(
+            f"data_options={named} names no option. Give one, such as data_options.label=COLUMN."
+        )
+    options = {**named, **given}
     own = natural(name)
     partition = partition or ("iid" if own is None else f"by:{own}")
     check_options(partition, options)

@@ -19,11 +19,18 @@ from fedloom.errors import FedloomError, unknown
 from fedloom.local import SGD, LocalRule
 from fedloom.mix import Average, Mix
 from fedloom.newcomer import Newcomer, Shared
+from fedloom.returned import with_article
 from fedloom.select import Select, Whole
 from fedloom.topology import Star, Topology
 
 #: what a client's private part starts from
 First = Literal["initial", "mean"]
+
+#: the parts of a method, and what they must be
+_KINDS: dict[str, type] = {
+    "local": LocalRule, "mix": Mix, "topology": Topology, "select": Select, "adapt": Adapt,
+    "newcomer": Newcomer, "own": LocalRule,
+}  # fmt: skip
 
 #: facts that a part may request in `needs`, who may request them, and what they are
 FACTS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -83,6 +90,14 @@ class Method:
         return any(fact in part.needs for _, part in self._parts())
 
     def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            part = getattr(self, name)
+            if not isinstance(part, kind) and not (name == "own" and part is None):
+                raise FedloomError(
+                    f"The method's `{name}` must be {with_article(kind)}, not "
+                    + (f"the class {part.__name__}: write {part.__name__}()."
+                       if isinstance(part, type) else f"{with_article(type(part))}.")
+                )  # fmt: skip
         for reason in (*self._wrong_words(), *self._wrong_pairs(), *self._wrong_places()):
             raise FedloomError(reason)
 

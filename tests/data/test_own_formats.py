@@ -124,7 +124,8 @@ def test_what_a_table_cannot_say_is_asked_for(in_tmp):
     holes.loc[[7, 9], "a"] = np.nan
     with pytest.raises(FedloomError, match=r"'a' has 2 empty cells, the first in row 7"):
         load(holes)
-    assert len(load(holes, options={"missing": "drop"}).x) == 198
+    with pytest.warns(UserWarning, match=r"^2 of 200 rows left out for empty cells: a 2\.$"):
+        assert len(load(holes, options={"missing": "drop"}).x) == 198
     holes = table()
     holes.loc[3, "label"] = None
     with pytest.raises(FedloomError, match=r"'label' has 1 empty cell,"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -179,7 +180,7 @@ def _owners(parts: Mapping[Any, Raw]) -> list[str]:
 
 def _without(part: Raw, names: Sequence[str]) -> Raw:
     kept = {name: values for name, values in part.columns.items() if name not in names}
-    return Raw(kept, part.test, part.classes)
+    return replace(part, columns=kept)
 
 
 def _flower_test(given: Any, split: str) -> Any:

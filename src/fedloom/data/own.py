@@ -7,6 +7,7 @@ test part, `test_share` of every class is held out for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from fedloom.data.dataset import Dataset, from_arrays, hold_out, measured
 from fedloom.data.formats import class_folders, read_image_folder, read_npz, reason
 from fedloom.data.options import Value, integer, number, sizes
+from fedloom.data.origin import Origin
 from fedloom.errors import FedloomError
 from fedloom.tasks import AUTO
 
@@ -270,24 +272,28 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
 def _table(path: Path) -> Raw:
     from fedloom.data.raw import Raw
 
-    frame = _read_frame(path)
+    frame, sign = _read_frame(path)
     if not len(frame):
         raise FedloomError(f"{path} has no rows.")
-    return Raw.of({name: frame[name] for name in frame.columns})
+    raw = Raw.of({name: frame[name] for name in frame.columns})
+    return replace(raw, origins=(Origin(path, len(frame), sign),))
 
 
-def _read_frame(path: Path) -> pd.DataFrame:
-    """The table in a file, its columns' names as text."""
+def _read_frame(path: Path) -> tuple[pd.DataFrame, str]:
+    """The table in a file, its columns' names as text; and what separates its cells ("": it is
+    no text)."""
     import pandas as pd
 
+    sign = ""
     try:
         if path.suffix in (".parquet", ".pq"):
             frame = pd.read_parquet(path)
         else:
-            frame = pd.read_csv(path, sep="\t" if ".tsv" in path.name else ",")
-            for sign in (";", "\t"):
-                if len(frame.columns) == 1 and sign in str(frame.columns[0]):
-                    frame = pd.read_csv(path, sep=sign)
+            sign = "\t" if ".tsv" in path.name else ","
+            frame = pd.read_csv(path, sep=sign)
+            for other in (";", "\t"):
+                if len(frame.columns) == 1 and other in str(frame.columns[0]):
+                    frame, sign = pd.read_csv(path, sep=other), other
     except (OSError, ValueError) as error:
         raise FedloomError(f"Cannot read {path}: {reason(error)}") from None
     frame.columns = [str(name).strip() for name in frame.columns]
@@ -296,7 +302,7 @@ def _read_frame(path: Path) -> pd.DataFrame:
         raise FedloomError(f"{path} has two columns '{twice}'. Rename one of them.")
     if len(frame.columns) > 1 and frame.columns[0] == "Unnamed: 0":
         frame = frame.iloc[:, 1:]  # the row numbers that pandas writes: nothing to learn from
-    return frame
+    return frame, sign
 
 
 def _labelled(path: Path) -> tuple[Raw, str]:

@@ -7,6 +7,7 @@ out, encodes what is text, and drops what no model should see, such as whose row
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +20,19 @@ import pandas as pd
 from fedloom.data.dataset import Dataset, from_arrays
 from fedloom.data.formats import read_images
 from fedloom.data.options import Value, integer, number, sizes
+from fedloom.data.origin import Origin
 from fedloom.errors import FedloomError, unknown
-from fedloom.tasks import AUTO
+from fedloom.tasks import AUTO, Regression
 
 LABELS = ("label", "labels", "target", "class", "y")  # a label column is known by these names
 SITE = "site"  # the column that says which site a row is of
 
 _MOST_VALUES = 100  # different texts in a column that is encoded, one number for each
 _MISSING = ("refuse", "drop")
+_CORRECT = (
+    "Write numbers there, or leave such cells empty and drop their rows (data_options.missing=drop)"
+)
+_LEAVE_OUT = "leave the column out (data_options.features=COLUMN,COLUMN)"
 _TEST_WORDS = {"train": False, "training": False, "test": True, "val": True, "validation": True}
 
 Mask = npt.NDArray[np.bool_]
@@ -34,13 +40,14 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass
 class Raw:
-    """Columns by name; `test` marks the rows of the test part, and `classes` are the names behind
-    the numbers in a column."""
+    """Columns by name; `test` marks the rows of the test part, `classes` are the names behind
+    the numbers in a column, and `origins` the files that the rows are of, one after another."""
 
     columns: dict[str, Any]
     test: Mask
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     alphabet: str = ""  # of a column of text, by the numbers of its letters
+    origins: tuple[Origin, ...] = ()
 
     @staticmethod
     def of(columns: Mapping[str, Any], classes: Mapping[str, Sequence[str]] | None = None) -> Raw:
@@ -92,7 +99,10 @@ class Raw:
                 )
         columns = {name: _stacked([part.columns[name] for part in parts]) for name in first.columns}
         classes = {name: names for part in parts for name, names in part.classes.items()}
-        return Raw(columns, np.concatenate([part.test for part in parts]), classes)
+        known = all(part.origins for part in parts)
+        origins = tuple(origin for part in parts for origin in part.origins) if known else ()
+        test = np.concatenate([part.test for part in parts])
+        return Raw(columns, test, classes, origins=origins)
 
     @staticmethod
     def of_sites(sites: Mapping[str, Raw]) -> Raw:
@@ -156,12 +166,12 @@ class Raw:
             )
         used = [*targets, *seen, *(n for n in aside if n not in seen)]
         rows = self._rows(used, seen, str(missing))
-        labels = self._labels(targets, rows)
+        labels = self._labels(targets, rows, task)
         if wide:
             (one,) = seen
             x, names = _array(one, _picked(self[one], rows), size), list[str]()
         else:
-            x, names = _encoded(name, {n: self._series(n)[rows] for n in seen})
+            x, names = self._encoded({n: self._series(n)[rows] for n in seen})
         cut = int(np.count_nonzero(~self.test[rows]))
         x_test, y_test = (x[cut:], labels[cut:]) if cut < len(rows) else (None, None)
         made = from_arrays(
@@ -230,10 +240,11 @@ class Raw:
             return [self._label(given)]
         return self._names(given, "label")
 
-    def _labels(self, names: Sequence[str], rows: npt.NDArray[np.int64]) -> Any:
+    def _labels(self, names: Sequence[str], rows: npt.NDArray[np.int64], task: str) -> Any:
         if len(names) > 1:
             columns = [self._series(name)[rows] for name in names]
             for name, column in zip(names, columns, strict=True):
+                self._check_label(name, column, task)
                 if not pd.api.types.is_numeric_dtype(column) and column.dtype != bool:
                     raise FedloomError(
                         f"The label column '{name}' must hold numbers, as there are several: 0 or "
@@ -244,6 +255,7 @@ class Raw:
         if _is_wide(self[name]):
             return _array(name, _picked(self[name], rows), None)
         column = self._series(name)[rows]
+        self._check_label(name, column, task)
         if isinstance(column.dtype, pd.CategoricalDtype):
             column = column.astype(object)
         return list(column.tolist())
@@ -265,27 +277,124 @@ class Raw:
         these names, of which some are `features`."""
         if missing not in _MISSING:
             raise unknown("way with missing values", missing, _MISSING)
-        empty = np.zeros(len(self.test), bool)
-        for name in names:
-            if _is_wide(self[name]):
-                continue
-            blank = self._series(name).isna().to_numpy()
-            if blank.any() and missing == "refuse":
-                count = f"{blank.sum()} empty cell{'s' if blank.sum() > 1 else ''}"
-                seen = name in features
-                raise FedloomError(
-                    f"The column '{name}' has {count}, the first in row {int(blank.argmax())} "
-                    "(from 0)"
-                    + ("" if seen else ", so it does not say whose or what those rows are")
-                    + ". Fill them, or drop such rows (data_options.missing=drop)"
-                    + (
-                        "; or leave the column out (data_options.features=COLUMN,COLUMN)." * seen
-                        or "."
-                    )
-                )
-            empty |= blank
+        narrow = {name: self._series(name).isna() for name in names if not _is_wide(self[name])}
+        blank = {name: cells.to_numpy() for name, cells in narrow.items() if cells.any()}
+        if blank and missing == "refuse":
+            raise FedloomError(
+                "; ".join(self._blank(name, cells, features) for name, cells in blank.items())
+                + ". Fill them, or drop such rows (data_options.missing=drop)"
+                + f"; or {_LEAVE_OUT}" * any(name in features for name in blank)
+                + "."
+            )
+        empty = np.logical_or.reduce([np.zeros(len(self.test), bool), *blank.values()])
+        counts = ", ".join(f"{name} {cells.sum()}" for name, cells in blank.items())
+        if blank and empty.all():
+            raise FedloomError(
+                f"All {len(empty)} rows have empty cells ({counts}), so missing=drop leaves none. "
+                f"Fill them, or {_LEAVE_OUT}."
+            )
+        if blank:
+            warnings.warn(
+                f"{empty.sum()} of {len(empty)} rows left out for empty cells: {counts}.",
+                stacklevel=3,
+            )
         order = np.argsort(self.test, kind="stable")
         return order[~empty[order]].astype(np.int64)
+
+    def _blank(self, name: str, cells: Mask, features: Sequence[str]) -> str:
+        """How many cells of a column are empty, in words."""
+        count, first = int(cells.sum()), self._place(int(cells.argmax()))
+        unknown = "" if name in features else ", so it does not say whose or what those rows are"
+        return f"'{name}' has {_cells(count, 'empty ')}, the first in {first}{unknown}"
+
+    def _place(self, row: int) -> str:
+        """Where a row is, as the user finds it."""
+        for origin in self.origins:
+            if row < origin.rows:
+                return origin.place(row) + f" of {origin.file.name}" * (len(self.origins) > 1)
+            row -= origin.rows
+        return f"row {row} (from 0)"
+
+    def _encoded(self, columns: Mapping[str, pd.Series]) -> tuple[np.ndarray, list[str]]:
+        """A table of numbers and its columns' names: text columns are one-hot encoded. The index
+        of every column says which rows these are."""
+        parts: list[np.ndarray] = []
+        names: list[str] = []
+        for column, values in columns.items():
+            if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
+                self._check_finite(column, values)
+                parts.append(values.to_numpy()[:, None])
+                names.append(column)
+                continue
+            if pd.api.types.is_datetime64_any_dtype(values):
+                raise FedloomError(
+                    f"The column '{column}' holds dates. Convert them to numbers, or {_LEAVE_OUT}."
+                )
+            texts = values.astype(str)
+            found = sorted(texts.unique())
+            self._check_texts(column, texts, len(found))
+            if len(found) > _MOST_VALUES:
+                raise FedloomError(
+                    f"The column '{column}' has {len(found)} different texts, such as "
+                    f"'{found[0]}'; at most {_MOST_VALUES} become columns of numbers. Does it name "
+                    f"the owner of a row (--partition by:{column}, or data_options.user={column})? "
+                    f"Else {_LEAVE_OUT}."
+                )
+            parts.append(texts.to_numpy()[:, None] == np.array(found, dtype=object))
+            names += [f"{column}={text}" for text in found]
+        whole = all(part.dtype.kind in "biu" for part in parts)
+        kind = np.int64 if whole else np.float64
+        return np.concatenate([part.astype(kind) for part in parts], 1), names
+
+    def _check_finite(
+        self, column: str, values: pd.Series, instead: str = f"; or {_LEAVE_OUT}"
+    ) -> None:
+        """Refuse what no model can compute with."""
+        with np.errstate(over="ignore"):  # models compute in single precision
+            bad = ~np.isfinite(values.to_numpy().astype(np.float32))
+        if bad.any():
+            first, count = values.index[int(bad.argmax())], int(bad.sum())
+            raise FedloomError(
+                f"'{column}' has {_cells(count)} with infinite or too large numbers, the first "
+                f"in {self._place(first)}: {values[first]}. {_CORRECT}{instead}."
+            )
+
+    def _check_texts(self, column: str, texts: pd.Series, different: int) -> None:
+        """Refuse a column of numbers with a word in it that has too many values to be text."""
+        said = self._almost_numbers(column, texts)
+        if said and different > _MOST_VALUES:
+            raise FedloomError(f"{said} {_CORRECT}; or {_LEAVE_OUT}.")
+        if said:
+            warnings.warn(
+                f"{said} So all of it is taken for text, and each of its {different} different "
+                "values becomes a column. If they are numbers, write a number there, too.",
+                stacklevel=4,
+            )
+
+    def _check_label(self, column: str, values: pd.Series, task: str) -> None:
+        """The same for what is to be predicted: values, unless they are said to be classes."""
+        if pd.api.types.is_numeric_dtype(values):
+            self._check_finite(column, values, "")
+        elif task in (AUTO, Regression.name):
+            texts = values.astype(str)
+            said = self._almost_numbers(column, texts)
+            many = texts.nunique() > max(_MOST_VALUES, len(texts) / 2)
+            if said and (many or task == Regression.name):
+                raise FedloomError(f"{said} {_CORRECT}.")
+
+    def _almost_numbers(self, column: str, texts: pd.Series) -> str:
+        """A sentence on the cells of a column of numbers that hold something else; "" if it is no
+        column of numbers, or nothing but numbers."""
+        odd = texts[pd.to_numeric(texts, errors="coerce").isna()]
+        if not len(odd) or 2 * len(odd) >= len(texts):
+            return ""
+        first = f"'{odd.iloc[0]}', {self._place(odd.index[0])}"
+        where = f"1 cell: {first}" if len(odd) == 1 else f"{len(odd)} cells, the first: {first}"
+        return f"'{column}' is a number except in {where}."
+
+
+def _cells(count: int, kind: str = "") -> str:
+    return f"{count} {kind}cell{'s' * (count > 1)}"
 
 
 def _stacked(parts: Sequence[Any]) -> Any:
@@ -337,33 +446,3 @@ def _array(name: str, cells: Sequence[Any], size: Value | None) -> np.ndarray:
                 f"{array.shape}. Give all the same shape: pad or cut them."
             )
     return np.stack(arrays)
-
-
-def _encoded(name: str, columns: Mapping[str, pd.Series]) -> tuple[np.ndarray, list[str]]:
-    """A table of numbers and its columns' names: text columns are one-hot encoded."""
-    parts: list[np.ndarray] = []
-    names: list[str] = []
-    for column, values in columns.items():
-        if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
-            parts.append(values.to_numpy()[:, None])
-            names.append(column)
-            continue
-        if pd.api.types.is_datetime64_any_dtype(values):
-            raise FedloomError(
-                f"The column '{column}' of '{name}' holds dates. Convert them to numbers, or "
-                "leave the column out (data_options.features=COLUMN,COLUMN)."
-            )
-        texts = values.astype(str)
-        found = sorted(texts.unique())
-        if len(found) > _MOST_VALUES:
-            raise FedloomError(
-                f"The column '{column}' of '{name}' has {len(found)} different texts, such as "
-                f"'{found[0]}'; at most {_MOST_VALUES} become columns of numbers. Does it name "
-                f"the owner of a row (--partition by:{column}, or data_options.user={column})? "
-                "Else leave it out (data_options.features=COLUMN,COLUMN)."
-            )
-        parts.append(texts.to_numpy()[:, None] == np.array(found, dtype=object))
-        names += [f"{column}={text}" for text in found]
-    whole = all(part.dtype.kind in "biu" for part in parts)
-    table = np.concatenate([part.astype(np.int64 if whole else np.float64) for part in parts], 1)
-    return table, names

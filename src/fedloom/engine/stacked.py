@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedloom.engine import asked
 from fedloom.engine.base import (
     Block,
     Done,
@@ -154,7 +155,7 @@ class Stacked(OneProcess):
     def _train_stack(self, order: Order, jobs: list[Job]) -> list[Done]:
         """Train clients whose models have one shape, sorted by their number of steps."""
         started = time.perf_counter()
-        rule, optimiser = order.rule.at(order.round), order.optimiser
+        rule, optimiser = asked.rule_at(order.rule, order.round), order.optimiser
         device = self.setting.device
         resident = self._worker.resident(jobs[0].selection)
         if rule.differentiates and has_tracked_norm(resident.module):
@@ -190,7 +191,7 @@ class Stacked(OneProcess):
                         loss[some] = gradient(mine, data, _some(me, some), found, narrow)
                         rows[some], grad[some] = mine, found  # batch norm moves its statistics
             with torch.no_grad():
-                bent = rule.direction(grad[:active], weights, _some(me, active))
+                bent = asked.direction(rule, grad[:active], weights, _some(me, active))
                 if rule.hands_back == "weights":
                     past = {name: value[:active] for name, value in memory.items()}
                     optimiser.step(weights, bent, past)
@@ -212,7 +213,7 @@ class Stacked(OneProcess):
         me = self._worker.context(order, job, rule)
         me = replace(me, logits=partial(self._worker.answers, job.selection, row))
         with torch.no_grad():
-            return rule.finish(me, row, grad)
+            return asked.finish(rule, me, row, grad)
 
     def _contexts(
         self, order: Order, rule: LocalRule, jobs: list[Job], starts: Tensor, moved: int
@@ -254,7 +255,7 @@ class Stacked(OneProcess):
             batches = {part: _weighed(task, *values) for part, values in data.items()}
             # Under vmap some layers can't take channels-last kernels.
             params = {name: p.contiguous() for name, p in layout.tensors(weights).items()}
-            loss = rule.objective(net, params, batches, replace(me, **seen))
+            loss = asked.objective(rule, net, params, batches, replace(me, **seen))
             return loss, [moving[e.name] for e in buffers]
 
         def many(

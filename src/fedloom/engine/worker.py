@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.data.public import PublicSet
+from fedloom.engine import asked
 from fedloom.engine.base import Block, Done, Order, Scored, Setting, Tally
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
 from fedloom.engine.kernels import kernels_for, update_of, whole_steps
@@ -33,6 +34,7 @@ from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
 from fedloom.models.viewed import tame_views
 from fedloom.native.net import Native
+from fedloom.returned import returned, returned_if_any
 from fedloom.select import Ask, Last, Select, Selection, Whole
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
@@ -96,9 +98,7 @@ class Worker:
         model = row[: s.layout.size]
         selection = None
         if type(order.select) is not Whole:
-            selection = order.select.choose(
-                self._ask(order.select, order.round, client, model, last)
-            )
+            selection = self._chosen(order.select, order.round, client, model, last)
         if selection is not None and not (selection.index.diff() > 0).all():
             raise FedloomError(
                 f"{type(order.select).__name__} chose columns that do not ascend. Sort the index "
@@ -117,12 +117,14 @@ class Worker:
         sizes = {part: len(shelf) for part, shelf in shelves.items()}
         if order.budget.support_first:
             sizes["train-support"] = s.federation.size(client, "train-support")
-        steps = rule.plan(sizes, order.budget, stream(s.seed, "batches", order.round, client))
+        steps = asked.plan(
+            rule, sizes, order.budget, stream(s.seed, "batches", order.round, client)
+        )
         widths: list[float | None] = [None] * len(steps)
         if rule.narrows:
             capacity = float(s.capacities[client])
-            drawn = rule.widths(len(steps), capacity, stream(s.seed, "widths", order.round, client))
-            widths = [None if width == capacity else width for width in drawn]
+            rng = stream(s.seed, "widths", order.round, client)
+            widths = asked.widths(rule, len(steps), capacity, rng)
         held = None
         if "classes" in rule.needs and not s.pools:
             held = torch.from_numpy(s.federation.classes_of(client)).to(s.device)
@@ -154,7 +156,7 @@ class Worker:
 
     def _walk(self, order: Order, job: Job) -> Done:
         started = time.perf_counter()
-        s, rule = self.setting, order.rule.at(order.round)
+        s, rule = self.setting, asked.rule_at(order.rule, order.round)
         resident = self.resident(job.selection)
         resident.load(job.start)
         _seed_torch(torch_seed(s.seed, "torch", order.round, job.client), s.device)
@@ -170,7 +172,7 @@ class Worker:
         with torch.no_grad():
             row = resident.read()
             me = replace(me, logits=partial(self.answers, job.selection, row))
-            back = rule.finish(me, row, resident.grad)
+            back = asked.finish(rule, me, row, resident.grad)
             back = replace(back, row=back.row.cpu().clone())  # the resident one is used again
         train_seconds = time.perf_counter() - started - data_seconds
         job.seconds.update(data=job.seconds["data"] + data_seconds, train=train_seconds)
@@ -205,7 +207,7 @@ class Worker:
         for a, b in pairwise(cuts.tolist()):
             loss = native.gradient(resident.row, resident.grad, pictures.some(a, b), y[a:b])
             resident.count(1)
-            grad = rule.direction(resident.grad, resident.weights, me)
+            grad = asked.direction(rule, resident.grad, resident.weights, me)
             if follows:
                 native.update(resident.weights, grad, update)
             loss_sum += loss * (b - a)
@@ -239,10 +241,10 @@ class Worker:
             else:
                 resident.grad.zero_()
                 with s.autocast():
-                    loss = rule.objective(resident, resident.params, data, me)
+                    loss = asked.objective(rule, resident, resident.params, data, me)
                 loss.backward()
             with torch.no_grad():
-                grad = rule.direction(resident.grad, resident.weights, me)
+                grad = asked.direction(rule, resident.grad, resident.weights, me)
                 if rule.hands_back == "weights" and native is not None and update is not None:
                     native.update(resident.weights, grad, update)
                 elif rule.hands_back == "weights":
@@ -292,6 +294,8 @@ class Worker:
         # The sum tells at once; only where it is not finite must every value be looked at.
         bad = not math.isfinite(row.sum()) and not torch.isfinite(row).all()
         if bad and not order.screened:
+            if math.isfinite(loss_sum) and torch.isfinite(back.row).all():
+                check_values(order, job.client, back)
             raise diverged(job.client, order)
         macs, bytes_needed = self._costs(order, job, seen)
         loss = loss_sum / max(seen, 1)
@@ -316,7 +320,8 @@ class Worker:
 
     def _gradient(self, order: Order, job: Job) -> Tensor:
         """The gradient of the rule's objective on all data of a client, as its module trains."""
-        s, rule, resident = self.setting, order.rule.at(order.round), self.resident(job.selection)
+        s, rule = self.setting, asked.rule_at(order.rule, order.round)
+        resident = self.resident(job.selection)
         resident.load(job.start)
         resident.at(None)
         resident.module.train()
@@ -333,7 +338,7 @@ class Worker:
             else:
                 resident.grad.zero_()
                 with s.autocast():
-                    rule.objective(resident, resident.params, data, me).backward()
+                    asked.objective(rule, resident, resident.params, data, me).backward()
             weighed = some[rule.weighs]
             total += resident.grad * (len(weighed) / max(len(indices[rule.weighs]), 1))
         return total.cpu()
@@ -418,7 +423,7 @@ class Worker:
         held = block.held
         if held is None:
             return self._whole, row
-        chosen = held.select.choose(self._ask(held.select, held.round, held.client, row, held.last))
+        chosen = self._chosen(held.select, held.round, held.client, row, held.last)
         if chosen is None:
             return self._whole, row
         key = ("held", chosen.shape)
@@ -450,7 +455,7 @@ class Worker:
             data = {part: replace(batch, x=batch.x.contiguous()) for part, batch in data.items()}
             params = {n: p.contiguous() for n, p in params.items()}
         with self.setting.autocast():
-            loss = rule.objective(resident, params, data, me)
+            loss = asked.objective(rule, resident, params, data, me)
         (grad,) = torch.autograd.grad(loss, weights)
         resident.grad.copy_(grad)
         if has_tracked_norm(resident.module):  # its statistics come from the step's last part
@@ -507,6 +512,15 @@ class Worker:
         s = self.setting
         return kernels_for(self._kernels, module, layout, s.dataset.shape, s.tokens)
 
+    def _chosen(
+        self, select: Select, round: int, client: int, row: Tensor, last: Last | None
+    ) -> Selection | None:
+        found = select.choose(self._ask(select, round, client, row, last))
+        chosen = returned_if_any(select, "choose", found, Selection)
+        if chosen is not None:
+            returned(select, "choose", chosen.index, Tensor, "as index of its Selection")
+        return chosen
+
     def _ask(self, select: Select, round: int, client: int, row: Tensor, last: Last | None) -> Ask:
         s, needs = self.setting, select.needs
 
@@ -556,6 +570,20 @@ def diverged(client: int, order: Order) -> Diverged:
         "alpha, where the method has one), bound the gradient with --clip 1, or continue "
         "without such clients: --on-bad skip."
     )
+
+
+def check_values(order: Order, client: int, back: Back) -> None:
+    """Refuse a value beside a sound model that is not finite: the rule made it so, not training."""
+    for word, values in (("sent", back.sends), ("kept", back.keeps)):
+        for name, value in values.items():
+            if not torch.isfinite(value).all():
+                what = "NaN" if value.isnan().any() else "infinite values"
+                raise Diverged(
+                    f"{type(order.rule).__name__}.finish of client {client} {word} '{name}' with "
+                    f"{what} in round {order.round}; the trained model is finite. Look at how "
+                    f"'{name}' is computed: a division by zero, or a value that grows from round "
+                    "to round? Or continue without such clients: --on-bad skip."
+                )
 
 
 def section_columns(

@@ -15,8 +15,10 @@ from pydantic import ValidationError
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.concern import idle_draw
 from fedloom.experiment.settings import BadYaml, Config, parse_yaml
+from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions, configure, without_nones
 from fedloom.options import quoted, wrong
+from fedloom.returned import returned
 
 VALIDATION_SHARE = 0.1  # of a client's training data, where a method validates
 
@@ -61,7 +63,7 @@ def make_config(
             f"participation={config.participation:g} asks for more clients than there are "
             f"({config.clients}). Give a fraction up to 1, or a number up to {config.clients}."
         )
-    method_ = options.build()
+    method_ = returned(options, "build", options.build(), Method)
     resolved: dict[str, Any] = {"score_on": method_.adapt.on(config.score_on).score_on}
     if "draw" not in settings and config.draw != "uniform" and idle_draw(config, method_):
         resolved["draw"] = "uniform"  # a preset's, where the run's own settings leave no choice

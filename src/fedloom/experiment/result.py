@@ -39,6 +39,16 @@ SCORED_ON = {
 }
 
 
+class NoSharedModel(FedloomError):
+    """The shared model of a run was asked for whose clients have their own; `client` has one."""
+
+    def __init__(self, client: int) -> None:
+        super().__init__(
+            f"Clients of this method keep their own models: name one, for example client={client}."
+        )
+        self.client = client
+
+
 class Result:
     """A run, finished or not.
 
@@ -241,10 +251,7 @@ class Result:
             kept = Population(Columns(ranges, width), layout.dtype)
             kept.restore({name: tensors[f"kept/{name}"] for name in ("clients", "rows")})
             if client is None and len(kept) and about.get("personal", True):
-                raise FedloomError(
-                    "Clients of this method keep their own models: name one, for example "
-                    f"model(client={int(kept.clients[0])})."
-                )
+                raise NoSharedModel(int(kept.clients[0]))
             if client is not None:
                 row = self._own_row(kept, client, row, about)
         layout.load(module, row)

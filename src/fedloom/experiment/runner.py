@@ -34,11 +34,13 @@ from fedloom.metrics.cost import peak_memory, reset_peak_memory
 from fedloom.mix import Mixed
 from fedloom.mix.networks import Networks
 from fedloom.native.net import Native
+from fedloom.returned import returned
 from fedloom.round.client import Round
 from fedloom.round.messages import Sent, Told
 from fedloom.round.post import Arrived
 from fedloom.round.server import Opening
 from fedloom.streams import streams_of
+from fedloom.topology import Contacts
 from fedloom.topology.report import meetings
 
 if TYPE_CHECKING:
@@ -163,6 +165,7 @@ class Runner:
                     screened=config.on_bad == "skip")  # fmt: skip
         done = state.clients.train(order, clients, told, state.server.lasts(clients))
         senders = x.method.mix.senders(t, clients, opening.stream)
+        senders = returned(x.method.mix, "senders", senders, np.ndarray)
         sent = state.clients.message(done, senders)
         measured = time.perf_counter()
         mixed, arrived = self._exchange(opening, order, done, sent, told)
@@ -210,6 +213,9 @@ class Runner:
             contacts = topology.contacts(*where, facts)
         else:
             contacts = topology.contacts(*where)
+        contacts = returned(topology, "contacts", contacts, Contacts)
+        place = "as participants of its Contacts"
+        returned(topology, "contacts", contacts.participants, np.ndarray, place)
         return Opening(t, contacts, config.optimiser_at(t), names, config.clients)
 
     def _exchange(

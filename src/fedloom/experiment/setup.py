@@ -22,6 +22,7 @@ from fedloom.data.partition import Partition, by_column
 from fedloom.data.public import PublicSet, public_set
 from fedloom.data.split import Federation, check_options, federate
 from fedloom.engine import Engine, Setting, make_engine
+from fedloom.engine.asked import rule_at
 from fedloom.engine.batches import Augment
 from fedloom.engine.kernels import described, kernels_for, resolve, why_torch
 from fedloom.errors import FedloomError, telling_memory, unknown
@@ -374,7 +375,7 @@ def prepare(
         class_of=built.class_of,
         path="torch: the stacked engine trains many clients in one call"
         if engine.stacks
-        else described(found, method.local.at(1), dataset.task),
+        else described(found, rule_at(method.local, 1), dataset.task),
     )
 
 

@@ -19,6 +19,7 @@ from fedloom.kinds import Sizes, Values
 from fedloom.method import Method
 from fedloom.newcomer import Newcomer
 from fedloom.population import Population
+from fedloom.returned import returned
 from fedloom.round.client import Clients
 from fedloom.round.plan import Plan
 from fedloom.round.post import Post
@@ -90,7 +91,8 @@ class State:
         """The models that a client without one of its own may try."""
         base = self.clients.base(self.server.tell())
         kept = self.kept if len(self.plan.private) else Population(self.plan.private, base.dtype)
-        return self.plan.sections.model(newcomer.candidates(base, kept, weights))
+        rows = returned(newcomer, "candidates", newcomer.candidates(base, kept, weights), Tensor)
+        return self.plan.sections.model(rows)
 
     def tensors(self) -> dict[str, Tensor]:
         out = {**self.server.tensors(), **self.clients.tensors(), **self.post.tensors()}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedloom.mix.base import Fields, Gathering, Mix, Mixed, Traffic
 from fedloom.mix.knowledge import NOTHING, Habits, meet, products
+from fedloom.returned import returned_pair
 from fedloom.topology.relay import Letters
 
 if TYPE_CHECKING:
@@ -87,13 +88,19 @@ class Gossip(Mix):
         node's share of its own row, from its weight `own`."""
         raise NotImplementedError
 
+    def _shares(
+        self, receiver: np.ndarray, sent: np.ndarray, own: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        found = self.shares(receiver, sent, own)
+        return returned_pair(self, "shares", found, np.ndarray, np.ndarray)
+
     def combine(self, g: Gathering) -> Mixed:
         from scipy.sparse import csr_array
 
         if self.relay:
             return self._relayed(g)
         now, later, traffic = self._deliver(g)
-        share, own = self.shares(now.receiver, now.weight, g.weights)
+        share, own = self._shares(now.receiver, now.weight, g.weights)
         shape = len(g.clients), len(now.rows)
         matrix = csr_array((share, (now.receiver, now.carries)), shape=shape)
         if g.whole:
@@ -126,7 +133,7 @@ class Gossip(Mix):
         known[np.arange(len(g.clients)), g.clients] = NOTHING  # its own it has as it is
         receiver, owner = np.nonzero(known != NOTHING)
         place = entries.places(owner, known[receiver, owner])
-        share, own = self.shares(receiver, entries.size[place], g.weights)
+        share, own = self._shares(receiver, entries.size[place], g.weights)
         matrix = csr_array((share, (receiver, place)), shape=(len(g.clients), len(entries)))
         rows = _combined(g.rows, own, matrix, entries.rows)
         kept = knowledge.kept(g.round, _RELAY)

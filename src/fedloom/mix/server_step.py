@@ -15,6 +15,7 @@ from torch import Tensor
 from fedloom.kinds import Values, Weights
 from fedloom.mix.average import Average
 from fedloom.mix.base import Gathering, Mixed
+from fedloom.returned import returned_pair
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class ServerStep(Average):
         average = super().combine(g).shared
         assert average is not None
         moved = g.layout.trainable
-        step, state = self.step(average[:moved].double() - g.shared[:moved].double(), g)
+        found = self.step(average[:moved].double() - g.shared[:moved].double(), g)
+        step, state = returned_pair(self, "step", found, Tensor, dict)
         return Mixed(shared=moved_by(g, step, average), state=state)
 
 

@@ -18,7 +18,8 @@ from fedloom.errors import FedloomError
 from fedloom.kinds import Declared, Sizes
 from fedloom.layout import Columns, Layout
 from fedloom.local import Optimiser
-from fedloom.mix.base import Fields, Gathering, Mix, Mixed
+from fedloom.mix.base import Fields, Gathering, Mix, Mixed, Traffic
+from fedloom.returned import returned, returned_if_any, returned_names
 from fedloom.round.messages import Sent, Told
 from fedloom.select import Last
 from fedloom.topology.base import Contacts
@@ -98,7 +99,7 @@ class Server:
             memory=Declared(self.memory, name, "memory"),
             facts=Declared(facts, name, "needs"),
         )
-        mixed = self.mix.combine(gathering)
+        mixed = returned(self.mix, "combine", self.mix.combine(gathering), Mixed)
         self._check(mixed)
         if self._seen is not None:
             self._seen |= dict.fromkeys(opening.contacts.participants.tolist(), opening.round)
@@ -189,6 +190,7 @@ class Server:
     def _check(self, mixed: Mixed) -> None:
         """What a mix returns must be declared, of the right shape, and finite."""
         name = type(self.mix).__name__
+        _check_kinds(self.mix, mixed)
         for word, given, known in (
             ("keeps", mixed.state, self.state),
             ("memory", mixed.memory, self.memory),
@@ -209,3 +211,21 @@ class Server:
                     f"{name} returned '{what}' of shape {tuple(value.shape)}, and it must be "
                     f"{tuple(shape)}: the columns that were sent, and no others."
                 )
+
+
+def _check_kinds(mix: Mix, mixed: Mixed) -> None:
+    """What a mix returns must be of the types that a `Mixed` has."""
+    kinds: dict[str, type] = {"shared": Tensor, "rows": Tensor, "clients": np.ndarray,
+                              "traffic": Traffic}  # fmt: skip
+    for field, kind in kinds.items():
+        where = f"as {field} of its Mixed"
+        returned_if_any(mix, "combine", getattr(mixed, field), kind, where)
+    if mixed.rows is not None and mixed.clients is None:
+        raise FedloomError(
+            f"{type(mix).__name__}.combine returned a Mixed with rows and without clients; it must "
+            "say whose they are: clients=g.clients."
+        )
+    for field in ("state", "memory", "metrics", "notes"):
+        returned_names(mix, "combine", getattr(mixed, field), f"as {field} of its Mixed")
+    for name, value in mixed.state.items():
+        returned(mix, "combine", value, Tensor, f"as '{name}' in `state`")

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.errors import FedloomError, unknown
+from fedloom.returned import returned
 from fedloom.topology.base import Stream, pairs, stepped
 
 
@@ -41,7 +42,10 @@ class Network(Described):
     def meetings(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
         """Who meets whom and when: rows (step, a, b) in the order of time; all at one step, unless
         the network knows better."""
-        return stepped(1, self.edges(round, nodes, stream))
+        return stepped(1, self._edges(round, nodes, stream))
+
+    def _edges(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
+        return returned(self, "edges", self.edges(round, nodes, stream), np.ndarray)
 
     def positions(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
         """Where to draw each node at the end of the round: on a circle, unless it has a place."""
@@ -72,7 +76,7 @@ class Fixed(Network):
     )
 
     def meetings(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
-        edges = self.edges(round, nodes, stream)
+        edges = self._edges(round, nodes, stream)
         return np.concatenate([stepped(step, edges) for step in range(1, self.hops + 1)])
 
 

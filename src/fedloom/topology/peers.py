@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedloom.errors import unknown
+from fedloom.returned import returned
 from fedloom.topology.base import NO_FACTS, Contacts, Stream, Topology
 from fedloom.topology.faults import Faults
 from fedloom.topology.network import (
@@ -83,6 +84,7 @@ class Peers(Topology):
         meetings = np.empty((0, 3), dtype=np.int64)
         if round > self.self_training:
             meetings = self.network.meetings(round, clients, stream)
+            meetings = returned(self.network, "meetings", meetings, np.ndarray)
             meetings = meetings[there[meetings[:, 1:]].all(axis=1)]
         if not self.alone and round > self.self_training:
             met = np.zeros(clients, dtype=bool)

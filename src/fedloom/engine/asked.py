@@ -1,0 +1,78 @@
+"""A local rule's functions, with what they return checked: all engines ask rules through here.
+
+It knows one rule and what it was given, and nothing of clients: who asks says whose it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from fedloom.errors import FedloomError
+from fedloom.local.rule import Back, Batch, Budget, Context, LocalRule, Net, Params, Samples
+from fedloom.returned import returned, returned_names
+
+
+def rule_at(rule: LocalRule, round: int) -> LocalRule:
+    """The rule of a round."""
+    return returned(rule, "at", rule.at(round), LocalRule)
+
+
+def plan(
+    rule: LocalRule, sizes: Mapping[str, int], budget: Budget, rng: np.random.Generator
+) -> list[Samples]:
+    """The steps of a round."""
+    steps = returned(rule, "plan", rule.plan(sizes, budget, rng), list)
+    for step in steps:
+        for part, at in returned_names(rule, "plan", step, "as a step").items():
+            returned(rule, "plan", at, np.ndarray, f"for '{part}' in a step")
+    return steps
+
+
+def widths(
+    rule: LocalRule, steps: int, capacity: float, rng: np.random.Generator
+) -> list[float | None]:
+    """The width of the narrower net of each step (None: the client's own)."""
+    drawn = returned(rule, "widths", rule.widths(steps, capacity, rng), list)
+    if len(drawn) != steps:
+        raise FedloomError(
+            f"{type(rule).__name__}.widths returned {len(drawn)} widths; it must return one for "
+            f"each of {steps} steps."
+        )
+    return [None if width == capacity else width for width in drawn]
+
+
+def objective(
+    rule: LocalRule, net: Net, params: Params, data: Mapping[str, Batch], me: Context
+) -> Tensor:
+    """The scalar to minimise."""
+    loss = returned(rule, "objective", rule.objective(net, params, data, me), Tensor)
+    if loss.dim():
+        raise FedloomError(
+            f"{type(rule).__name__}.objective returned a Tensor of shape {tuple(loss.shape)}; it "
+            "must return a single number, such as the mean over the samples."
+        )
+    return loss
+
+
+def direction(rule: LocalRule, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
+    """The gradient to follow."""
+    bent = returned(rule, "direction", rule.direction(grad, weights, me), Tensor)
+    if bent.shape != grad.shape:
+        raise FedloomError(
+            f"{type(rule).__name__}.direction returned a Tensor of shape {tuple(bent.shape)}; it "
+            f"must have the gradient's shape, {tuple(grad.shape)}."
+        )
+    return bent.to(grad)  # kernels read its memory
+
+
+def finish(rule: LocalRule, me: Context, row: Tensor, grad: Tensor) -> Back:
+    """The result of a round; names and shapes are checked by who knows the client."""
+    back = returned(rule, "finish", rule.finish(me, row, grad), Back)
+    returned(rule, "finish", back.row, Tensor, "as row of its Back")
+    for word, values in (("keeps", back.keeps), ("sends", back.sends)):
+        for name, value in returned_names(rule, "finish", values, f"as `{word}`").items():
+            returned(rule, "finish", value, Tensor, f"as '{name}' in `{word}`")
+    return back
