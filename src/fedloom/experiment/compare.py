@@ -17,6 +17,7 @@ import yaml
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.config import read_config
 from fedloom.experiment.fitting import same_task
+from fedloom.experiment.folder import COMPARISON
 from fedloom.experiment.pairing import differences, in_common, notes
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import RESUMABLE
@@ -94,7 +95,7 @@ class Record:
     dropped: dict[str, dict[str, str]] = field(default_factory=dict)
     diverged: dict[str, str] = field(default_factory=dict)
 
-    FILE = "comparison.yaml"
+    FILE = COMPARISON
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

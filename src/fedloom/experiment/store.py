@@ -159,13 +159,15 @@ class RunStore(RunFolder):
         self._unsynced.clear()
 
     def finish(self) -> None:
-        """Gather the per-client tables into one file."""
+        """Gather the per-client tables into one file; the run is over."""
         parts = sorted(self._parts.glob("*.parquet"))
         if parts:
             _replace(self.clients_file, seal_table(self._tables()), synced=True)
             for part in parts:
                 part.unlink()
         self.sync()
+        self.error_file.unlink(missing_ok=True)
+        self.end()
 
     def inherit(self, other: RunStore, round: int) -> None:
         """Start with the records and tables of another run until `round`."""
