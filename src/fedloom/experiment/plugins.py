@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,6 +108,14 @@ def check_trusted(name: str) -> bytes:
         f"only a config names it. Read it; if you trust it, add --trust {file} to the command, "
         f"or call fedloom.trust('{file}') in Python."
     )
+
+
+def check_files(read: Mapping[str, Any]) -> None:
+    """Refuse settings that were read from a file and name one that the user has never run."""
+    for key in ("method", "model", "loss"):
+        file = read.get(key)
+        if isinstance(file, str) and is_file(file):
+            check_trusted(file)
 
 
 def method_class(name: str) -> type[MethodOptions]:

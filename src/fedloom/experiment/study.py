@@ -28,8 +28,9 @@ import yaml
 from fedloom.errors import INTERRUPTED, FedloomError, unknown
 from fedloom.experiment.api import planned
 from fedloom.experiment.config import agreed, make_config
+from fedloom.experiment.entry import Entry
 from fedloom.experiment.folder import REPORT, STUDY
-from fedloom.experiment.plugins import method_class
+from fedloom.experiment.plugins import check_files, method_class
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import Config
 from fedloom.experiment.store import RunStore
@@ -306,6 +307,10 @@ def reopen(folder: Path) -> tuple[Study, Ask, dict[str, list[Result]]]:
 
             grid = found["sweep"]
             axes = [Axis(key, tuple(values)) for key, values in grid["axes"].items()]
+            for settings in (grid["settings"], *({a.key: v} for a in axes for v in a.values)):
+                check_files(settings)
+            for method in grid["methods"]:
+                Entry.stored(method)
             study: Study = Sweep(grid["methods"], axes, grid["settings"])
         else:
             from fedloom.studies import find
