@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedloom
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, Interrupted
 from fedloom.experiment.api import Stopped
 from fedloom.experiment.checksums import seal_json
 from fedloom.experiment.ending import Ending
@@ -338,12 +338,12 @@ def test_a_study_goes_on_without_a_run_that_was_stopped(tmp_path, monkeypatch):
     def start(job):
         started.append(job.path.name)
         study._log(job).parent.mkdir(exist_ok=True)
-        study._log(job).write_text("Error: Stopped after round 1")
+        study._log(job).write_text("Stopped after round 1")
         return study._Running(job.cell, job.seed, job.path, job.rounds, Ended())
 
     monkeypatch.setattr(study, "_start", start)
     jobs = [study.Job(None, 0, tmp_path / name, 3) for name in ("a", "b")]
-    with pytest.raises(FedloomError, match="a, b was stopped before its end"):
+    with pytest.raises(Interrupted, match="a, b was stopped before its end"):
         study.run_jobs(jobs, 1, lambda *_: None)
     assert started == ["a", "b"]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from fedloom import __version__, names
-from fedloom.errors import INTERRUPTED, FedloomError, is_shortage, shortage
+from fedloom.errors import INTERRUPTED, FedloomError, Interrupted, is_shortage, shortage
 from fedloom.experiment.settings import Config
 from fedloom.imports import uncollected
 from fedloom.notice import clear, say
@@ -52,13 +52,15 @@ def main() -> None:
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         app()
+    except Interrupted as e:
+        _end(str(e), e.exit_code)
     except FedloomError as e:
         if debug:
             raise
         _fail(str(e), e.exit_code)
     except SystemExit as e:
         if e.code == INTERRUPTED:  # typer's, for Ctrl-C
-            _fail("Interrupted. Finished work is kept.", INTERRUPTED)
+            _end("Interrupted. Finished work is kept.", INTERRUPTED)
         raise
     except BrokenPipeError:
         sys.stderr.close()
@@ -82,8 +84,12 @@ def _warn(message: Warning | str, *_: object) -> None:
 
 
 def _fail(text: str, code: int) -> None:
+    _end(f"Error: {text}", code)
+
+
+def _end(text: str, code: int) -> None:
     clear()
-    print(f"Error: {text}", file=sys.stderr)
+    print(text, file=sys.stderr)
     sys.exit(code)
 
 
@@ -1199,10 +1205,6 @@ def _shape(text: str) -> tuple[int, int, int]:
     return c, h, w
 
 
-class _Interrupted(FedloomError):
-    exit_code = INTERRUPTED
-
-
 @contextmanager
 def _resumable(progress: Any, then: str | None = None) -> Iterator[None]:
     """Ctrl-C ends with the command that continues: unless given, that of the run's folder."""
@@ -1214,11 +1216,11 @@ def _resumable(progress: Any, then: str | None = None) -> Iterator[None]:
     except Stopped as stopped:
         progress.end()
         if stopped.old_is_back:
-            raise _Interrupted(
+            raise Interrupted(
                 f"Interrupted before the first checkpoint; '{stopped.path}' holds the run that was "
                 "there before."
             ) from None
         how = "Interrupted" if stopped.after is None else f"Stopped after round {stopped.after}"
-        raise _Interrupted(
+        raise Interrupted(
             f"{how}; finished rounds are kept. Continue with: {then or resuming(stopped.path)}"
         ) from None

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedloom.errors import INTERRUPTED, FedloomError, unknown
+from fedloom.errors import INTERRUPTED, FedloomError, Interrupted, unknown
 from fedloom.experiment.api import planned
 from fedloom.experiment.config import agreed, make_config
 from fedloom.experiment.entry import Entry
@@ -283,7 +283,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
             f"command continues from there. {failed[0]}"
         )
     if stopped:
-        raise FedloomError(
+        raise Interrupted(
             f"{', '.join(stopped)} was stopped before its end. All others are finished; the same "
             "command goes on with it, and then writes the tables."
         )

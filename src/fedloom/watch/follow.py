@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fedloom.experiment.checksums import Damaged, open_json, open_yaml
+from fedloom.experiment.checksums import Damaged, open_json, open_names, open_yaml
 from fedloom.experiment.ending import FAILED, KILLED
 from fedloom.experiment.folder import COMPARISON, REPORT, RunFolder, resuming
 from fedloom.experiment.settings import BadYaml, parse_yaml
@@ -370,8 +368,7 @@ class Run:
 
     def _names(self) -> list[str]:
         with contextlib.suppress(OSError, ValueError):
-            found = yaml.safe_load(self.folder.names_file.read_text(encoding="utf-8"))
-            return [str(name) for name in found] if isinstance(found, list) else []
+            return list(open_names(self.folder.names_file.read_text(encoding="utf-8")))
         return []
 
     @property
