@@ -261,7 +261,7 @@ def test_the_page_tells_what_ended_a_run_from_a_stop_that_was_asked_for(tmp_path
         folder.begin()
         assert (only(follower).state, only(follower).ended) == ("running", "")
     before = run.version  # the process is gone, and has not said why
-    assert (only(follower).state, run.ended) == ("killed", "ended without a word (killed?)")
+    assert (only(follower).state, run.ended) == ("ended", "ended without a word (killed?)")
     assert run.version > before
     for ending, resumes in (
         (Ending.of("ValueError: oops", 3), f"fedloom run --resume --out {tmp_path / 'r'}"),

@@ -12,13 +12,13 @@ from pathlib import Path
 from fedloom.experiment.checksums import Damaged, open_json, seal_json
 from fedloom.files import atomic_file
 
-FAILED, DIVERGED, KILLED = "failed", "diverged", "killed"
+FAILED, DIVERGED, KILLED = "failed", "diverged", "ended"
 _LONGEST = 2000  # characters of a message
 
 
 @dataclass(frozen=True)
 class Ending:
-    """`kind` is failed, diverged or killed; of a process that was killed nothing else is known."""
+    """`kind` is failed, diverged or, of a process that is gone without a word, ended."""
 
     kind: str
     round: int = 0
