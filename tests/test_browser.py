@@ -16,6 +16,8 @@ import pytest
 
 import fedloom
 from fedloom.errors import FedloomError
+from fedloom.experiment.ending import Ending
+from fedloom.experiment.folder import RunFolder
 from fedloom.experiment.study import Ask, write_report
 from fedloom.experiment.sweep import Axis, Sweep
 from fedloom.studies import STUDIES, find
@@ -308,7 +310,7 @@ def test_the_live_page_follows_stops_and_survives(watching, opened):
     wait_for(
         page, "![...document.querySelectorAll('.state')].some(e => e.textContent === 'running')"
     )
-    assert state(page, "b") == "stopped"
+    assert state(page, "b") == "ended"
     report = opened(address.rstrip("/") + page.locator("#report").get_attribute("href"))
     assert "fedavg" in report.locator("h1").inner_text()  # written on demand
     assert report.locator(".chart canvas").count() >= 3
@@ -394,3 +396,25 @@ def test_the_live_page_draws_each_measure_on_its_own_axis(watching, opened, monk
     page.locator(".run:has(button:text-is('c')) input").uncheck()
     wait_for(page, "document.querySelectorAll('.chart[data-score=macro]').length === 1")
     assert page.locator(".chart h3").first.inner_text() == "Common test set"
+
+
+def test_the_live_page_says_what_ended_a_run_and_how_all_go_on(watching, opened):
+    address, _, folder = watching
+    group = folder / "my runs"
+    fedloom.compare(["fedavg"], seeds=1, out=group, **SMALL)
+    run = RunFolder(group / "fedavg-s0")
+    lines = run.rounds_file.read_bytes().splitlines(keepends=True)
+    run.rounds_file.write_bytes(b"".join(lines[:2]))
+    shutil.rmtree(run.path / "checkpoints")
+    long = " ".join(["ValueError: a very long story"] * 20)
+    run.end(Ending.of(long, 3))
+    page = opened(address, width=400)
+    page.click("button:text-is('fedavg-s0')")
+    wait_for(page, "document.querySelector('#said').textContent.startsWith('Resume with: ')")
+    assert state(page, "fedavg-s0") == "failed"
+    said = page.locator("#one-state .state").inner_text()
+    assert said == f"failed in round 3: {long}"
+    command = "fedloom compare --resume --out 'runs/my runs'"
+    assert page.locator("#said").inner_text() == f"Resume with: {command}"
+    wait_for(page, "document.querySelector('#squares-says').textContent === '2 rounds each'")
+    assert too_wide(page) == []

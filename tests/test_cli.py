@@ -16,7 +16,9 @@ from rich.console import Console
 
 import fedloom
 from fedloom.cli import main
+from fedloom.experiment.folder import RunFolder
 from fedloom.experiment.settings import Config
+from fedloom.files import atomic_file
 
 
 @pytest.fixture
@@ -247,6 +249,7 @@ def test_ctrl_c_keeps_the_rounds_and_resumes(call, start_process):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
+    assert "\nInterrupted; finished rounds" in f"\n{errors}"
     assert "fedloom run --resume --out long" in errors
     assert "Traceback" not in errors
     done = len(fedloom.load("long").rounds)
@@ -377,3 +380,42 @@ def test_lists_break_no_word_at_80_columns(monkeypatch, on_terminal):
                      *(", ".join(study.presets) for study in STUDIES.values())):  # fmt: skip
             assert set(text.split()) <= set(shown), text
         assert printed.count("name ") == (2 if width == 80 else 1)  # 140: all in one table
+
+
+def test_a_stop_is_not_called_an_error(call, monkeypatch):
+    monkeypatch.setattr(RunFolder, "stop_asked", True)
+    done = call("run", "fedavg", "--rounds", "3", "--clients", "4", "--out", "my run")
+    said = done.stderr
+    assert done.returncode == 130
+    assert "Stopped after round 1; finished rounds are kept. Continue with: " in said
+    assert "fedloom run --resume --out 'my run'" in said
+    assert "Error" not in said
+
+
+@pytest.mark.parametrize(
+    ("flag", "needs"),
+    [([], "build() returns a fedloom.Method"), (["fedavg", "--model"], "shape and classes")],
+)
+def test_a_file_without_what_it_should_define_gets_told_what_that_is(call, flag, needs):
+    Path("bare.py").write_text("import math\n")
+    for name in ("bare.py", "bare.py:net"):
+        done = call("run", *flag, name)
+        assert done.returncode == 2
+        assert "'bare.py' defines no m" in done.stderr
+        assert needs in done.stderr
+
+
+def test_of_several_methods_in_a_file_one_has_to_be_named(call):
+    own = "import fedloom\n\n\nclass {}(fedloom.MethodOptions):\n    pass\n"
+    Path("two.py").write_text(own.format("A") + own.format("B"))
+    assert "MethodOptions): A, B. Say which: two.py:A." in call("run", "two.py").stderr
+
+
+def test_what_can_not_be_written_is_named_as_it_was_asked_for(in_tmp):
+    with pytest.raises(OSError, match="page") as e, atomic_file(Path("no/page.html")) as part:
+        part.write_text("")
+    assert e.value.filename == str(Path("no/page.html"))
+    Path("page.html").mkdir()
+    with pytest.raises(OSError, match="page") as e, atomic_file(Path("page.html")) as part:
+        part.write_text("")
+    assert ".tmp" not in str(e.value)

@@ -21,6 +21,8 @@ from fedloom.experiment.plugins import method_class
 from fedloom.experiment.settings import Config
 from fedloom.experiment.setup import load_dataset, make_federation
 from fedloom.experiment.study import Ask, Cell, Study, Table, run_study
+from fedloom.local import SGD
+from fedloom.mix import Average
 from fedloom.studies.s1 import S1
 from fedloom.tasks import Classification
 
@@ -415,10 +417,44 @@ def test_a_comparison_on_arrays_is_extended_with_the_same_arrays(in_tmp):
 
 
 def test_a_comparison_that_was_stopped_says_so(in_tmp):
-    compared("fedavg", "fedprox", out="c")
-    shutil.rmtree("c/fedprox-s0")
-    with pytest.raises(FedloomError, match="fedprox with seed 0 is missing"):
-        fedloom.load("c")
+    compared("fedavg", "fedprox", out="my c")
+    shutil.rmtree("my c/fedprox-s0")
+    said = "fedprox with seed 0 is missing. Continue with: fedloom compare --resume --out 'my c'"
+    with pytest.raises(FedloomError, match=said):
+        fedloom.load("my c")
+
+
+def test_a_comparison_is_resumed_from_what_its_folder_says(call):
+    whole = compared("fedprox:mu=0.1", "fedavg@lr=0.2", seeds=2, seed=1, batch=8, out="c")
+    record = Path("c/comparison.yaml").read_bytes()
+    scores = whole.table.drop(columns=[n for n in whole.table if "seconds" in n])
+    shutil.rmtree("c/fedavg-lr=0.2-s2")
+    code, said = call("compare", "--resume", "--out", "c", "--lr", "0.3")
+    assert (code, "lr can't be given. Only its length" in said) == (2, True)
+    assert call("compare", "--resume", "--out", "c", "--seeds", "3")[0] == 2
+    code, said = call("compare", "--resume", "--out", "c")
+    assert (code, "fedavg@lr=0.2" in said) == (0, True)
+    assert Path("c/comparison.yaml").read_bytes() == record
+    assert fedloom.load("c").table[scores.columns].equals(scores)
+    longer = fedloom.compare(resume=True, out="c", rounds=3)
+    assert {run.summary["rounds"] for runs in longer.results.values() for run in runs} == {3}
+    assert fedloom.load("c").record.asked["rounds"] == 3
+
+
+def test_what_can_not_be_resumed_by_itself_gets_a_sentence(call):
+    code, said = call("compare", "--rounds", "2")
+    assert (code, "Name the methods to compare" in said) == (2, True)
+    assert "holds no comparison" in call("compare", "--resume", "--out", "nowhere")[1]
+    fedloom.compare([fedloom.Method(local=SGD(), mix=Average())], seeds=1, out="own", **SMALL)
+    with pytest.raises(FedloomError, match="given as Python objects are not stored"):
+        fedloom.compare(resume=True, out="own")
+    with pytest.raises(FedloomError, match=r"compare\(resume=True, out="):
+        fedloom.compare()
+    data = np.zeros((90, 4), np.float32), np.arange(90) % 3
+    compared("fedavg", data=data, out="arrays")
+    with pytest.raises(FedloomError, match=r"resume=True, out=\.\.\., data=\.\.\."):
+        fedloom.compare(resume=True, out="arrays")
+    assert list(fedloom.compare(resume=True, out="arrays", data=data).results) == ["fedavg"]
 
 
 def test_finished_runs_are_compared(in_tmp):

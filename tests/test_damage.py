@@ -8,6 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -81,6 +82,55 @@ def test_a_flipped_bit_is_never_another_number(run_of_three, name):
             same = found == expected[use] or found == expected[use].replace(good, "hurt")
             assert same, (at, bit, use)
     assert refused >= FLIPS // 2 or name.startswith("checkpoints")
+
+
+@pytest.fixture
+def named(in_tmp):
+    """A run whose clients have names."""
+    x = np.random.default_rng(0).random((60, 4))
+    table = pd.DataFrame({f"x{i}": x[:, i] for i in range(4)})
+    table["site"], table["label"] = ["Adam", "Bert", "Carl"] * 20, [0, 1] * 30
+    table.to_csv("t.csv", index=False)
+    return fedloom.run("fedavg", data="t.csv", partition="by:site", rounds=1, eval_every=1,
+                       engine="serial", out="r")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "forged"),
+    [
+        ("names.json", b"Adam", b"Eve!"),
+        ("about.json", b'"fedloom": "', b'"fedloom": "9'),
+        ("manifest.yaml", b"bytes: ", b"bytes: 9"),
+    ],
+)
+def test_an_edited_file_about_a_run_is_refused_by_name(named, name, word, forged):
+    file = named.path / name
+    content = file.read_bytes()
+    named.report("good.html")
+    assert word in content
+    file.write_bytes(content.replace(word, forged, 1))
+    with pytest.raises(FedloomError, match=rf"{name}' is damaged: .*checksum.*\. Delete it: "):
+        fedloom.load("r").report("page.html")
+    file.unlink()
+    fedloom.load("r").report("page.html")
+
+
+def test_files_of_older_versions_have_no_checksum_and_are_read(named):
+    (named.path / "names.json").write_text('["Eve", "Bert", "Carl"]')
+    (named.path / "about.json").write_text('{"versions": {"fedloom": "0.0.9"}}')
+    manifest = (named.path / "manifest.yaml").read_text().splitlines(keepends=True)
+    (named.path / "manifest.yaml").write_text("".join(manifest[1:-1]))
+    old = fedloom.load("r")
+    page = old.report("page.html").read_text()
+    assert old.names == ("Eve", "Bert", "Carl")
+    assert "fedloom 0.0.9" in page
+    assert "what leaves a client" in page
+
+
+def test_a_table_that_is_none_is_named_in_one_sentence(named):
+    (named.path / "clients.parquet").write_bytes(b"no table at all")
+    with pytest.raises(FedloomError, match=r"it is not a table: [^.].*[^.]\. Put"):
+        print_result(fedloom.load("r"), details=True)
 
 
 def flips(content, every=1):

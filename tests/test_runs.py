@@ -1,12 +1,14 @@
 """Runs on disk: whole after a kill, resumed bit for bit, read back."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -19,9 +21,13 @@ from torch import nn
 import fedloom
 from fedloom.data.catalog import load
 from fedloom.data.partition import partition
+from fedloom.engine import Diverged
 from fedloom.errors import FedloomError
 from fedloom.experiment.config import read_config
+from fedloom.experiment.ending import KILLED, Ending
 from fedloom.experiment.store import RunStore
+from fedloom.local import SGD
+from fedloom.mix import Average
 from fedloom.report.terminal import print_result
 
 TIMES = ["seconds", "eval_seconds", "peak_memory"]
@@ -152,6 +158,94 @@ def test_a_kill_loses_at_most_the_current_round(quick, in_tmp, moment, when):
     kept = RunStore(Path("killed")).checkpoint()[1]["round"]
     assert kept >= 3
     same_runs(whole, quick("local", rounds=6, out="killed", resume=True))
+
+
+def test_a_killed_run_ended_without_a_word_until_it_goes_on(quick, call):
+    words = [sys.executable, "-c", RUN.format(when=BEFORE), "3", "add_checkpoint"]
+    subprocess.run(words, check=False)
+    assert RunStore(Path("killed")).ending.kind == KILLED
+    code, said = call("show", "killed")
+    assert (code, "rounds done; ended without a word (killed?); continue" in said) == (0, True)
+    with pytest.raises(FedloomError, match="was started with"):
+        quick("local", rounds=6, lr=0.5, out="killed", resume=True)
+    assert RunStore(Path("killed")).ending.kind == KILLED  # nothing went on
+    done = quick("local", rounds=6, out="killed", resume=True)
+    assert done.store.ending is None
+    assert not (done.path / ".running").exists()
+
+
+class Failing(Average):
+    """Fails in round 3, as long as it is told to."""
+
+    error: ClassVar[BaseException | None] = None
+
+    def combine(self, gathering):
+        if gathering.round == 3 and self.error is not None:
+            raise self.error
+        return super().combine(gathering)
+
+
+@pytest.fixture
+def failing(quick, monkeypatch):
+    """`failing(error)`: a run of five rounds whose mix raises this in round 3."""
+
+    def run(error, **settings):
+        monkeypatch.setattr(Failing, "error", error)
+        method = fedloom.Method(local=SGD(), mix=Failing())
+        return quick(method, rounds=5, **{"out": "r", **settings})
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("oops\n  [bold]twice"), "failed in round 3: ValueError: oops [bold]twice"),
+        (FedloomError("Not like this."), "failed in round 3: Not like this"),
+        (Diverged("Training diverged: it is NaN. Lower --lr."), "diverged in round 3: it is NaN."),
+    ],
+)
+def test_what_ended_a_run_is_in_its_folder_until_it_goes_on(failing, call, error, said):
+    with pytest.raises(type(error)):
+        failing(error)
+    kept = json.loads(Path("r/error.json").read_text())
+    assert (kept["kind"], kept["round"]) == (said.split()[0], 3)
+    assert kept["message"] == RunStore(Path("r")).ending.message
+    code, shown = call("show", "r")
+    assert (code, f"2 of 5 rounds done; {said}" in shown) == (0, True)
+    again = "continue with: fedloom run --resume --out r"
+    assert (again in " ".join(shown.split())) == (not isinstance(error, Diverged))
+    same_runs(failing(None, resume=True), failing(None, out="whole"))
+    assert not Path("r/error.json").exists()
+    assert fedloom.load("r").store.ending is None
+
+
+def test_a_run_that_is_replaced_in_vain_keeps_what_ended_it(failing):
+    with pytest.raises(ValueError, match="first"):
+        failing(ValueError("first"))
+    with pytest.raises(ValueError, match="second"):
+        failing(ValueError("second"), overwrite=True, checkpoint_every=5)
+    assert RunStore(Path("r")).ending.text == "failed in round 3: ValueError: first"
+
+
+def test_an_error_that_can_not_be_written_down_is_still_raised(failing, monkeypatch):
+    def full(self, file):
+        raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    monkeypatch.setattr(Ending, "write", full)
+    with pytest.raises(ValueError, match="oops"):
+        failing(ValueError("oops"))
+    assert RunStore(Path("r")).ending.text == "ended without a word (killed?)"
+
+
+def test_a_damaged_error_is_named_and_not_shown(failing):
+    with pytest.raises(ValueError, match="oops"):
+        failing(ValueError("oops"))
+    file = Path("r/error.json")
+    file.write_text(file.read_text().replace("oops", "fine"))
+    said = RunStore(Path("r")).ending.text
+    assert said.startswith("failed: why is not known, error.json is damaged")
+    assert "fine" not in said
 
 
 def test_torn_files_are_passed_over(quick):

@@ -1,5 +1,6 @@
 """Sweeps run every combination once, go on where they were stopped, and show what they found."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -89,3 +90,15 @@ def test_the_command_line_sweeps(in_tmp, monkeypatch, capsys):
         main()
     assert ended.value.code
     assert "continues what is in its --out" in capsys.readouterr().err
+
+
+def test_a_sweep_is_resumed_from_what_its_folder_says(call):
+    run_sweep(sweep("lr=0.01,0.1"), 1, "s", 1, lambda *_: None)
+    kept = Path("s/fedavg-lr=0.01-s0/rounds.jsonl").stat().st_mtime_ns
+    shutil.rmtree("s/fedavg-lr=0.1-s0")
+    code, said = call("compare", "--resume", "--out", "s", "--batch", "8")
+    assert (code, "so batch can't be given" in said) == (2, True)
+    code, said = call("compare", "--resume", "--out", "s")
+    assert (code, "All runs, one seed" in said) == (0, True), said
+    assert Path("s/fedavg-lr=0.1-s0/config.yaml").exists()
+    assert Path("s/fedavg-lr=0.01-s0/rounds.jsonl").stat().st_mtime_ns == kept

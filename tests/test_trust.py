@@ -162,3 +162,52 @@ def test_on_the_command_line_a_file_runs_if_it_is_named_there(foreign, monkeypat
     forget(monkeypatch)
     assert cli("score", "theirs", "--trust", "evil.py") == (0, True)
     assert cli(*resume, "4") == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "record"),
+    [
+        ("method", {"own": {"evil.py": {}}}),
+        ("model", {"own": {"fedavg": {}}, "asked": {"model": "evil.py:net"}}),
+        ("loss", {"own": {"fedavg": {}}, "asked": {"loss": "evil.py:net"}}),
+        ("model", {"own": {"fedavg@model=evil.py:net": {"model": "evil.py:net"}}}),
+    ],
+)
+def test_code_that_only_a_comparison_names_is_not_run(in_tmp, monkeypatch, kind, record):
+    forget(monkeypatch)
+    Path("evil.py").write_text(METHOD if kind == "method" else MODEL)
+    Path("theirs").mkdir()
+    Path("theirs/comparison.yaml").write_text(yaml.safe_dump({"seeds": 1, "seed": 0, **record}))
+    with pytest.raises(FedloomError, match=r"'evil.py' is a program that you have not run"):
+        fedloom.compare(resume=True, out="theirs")
+    assert not Path("MARKER").exists()
+
+
+@pytest.mark.parametrize(
+    ("methods", "axes", "settings"),
+    [
+        (["evil.py@lr=0.1"], {"batch": ["8"]}, {}),
+        (["fedavg"], {"lr": ["0.1"]}, {"model": "evil.py:net"}),
+        (["fedavg@model=evil.py:net"], {"lr": ["0.1"]}, {}),
+        (["fedavg"], {"model": ["mlp", "evil.py:net"]}, {}),
+    ],
+)
+def test_code_that_only_a_sweep_names_is_not_run(call, monkeypatch, methods, axes, settings):
+    forget(monkeypatch)
+    Path("evil.py").write_text(METHOD if "evil.py@" in methods[0] else MODEL)
+    Path("theirs").mkdir()
+    grid = {"methods": methods, "axes": axes, "settings": settings}
+    Path("theirs/study.yaml").write_text(yaml.safe_dump({"sweep": grid, "seeds": 1}))
+    for words in (["show", "theirs"], ["compare", "--resume", "--out", "theirs"]):
+        code, said = call(*words)
+        assert (code, "'evil.py' is a program that you have not run" in said) == (2, True)
+    assert not Path("MARKER").exists()
+
+
+def test_a_loss_that_only_a_config_names_is_not_run(call, monkeypatch):
+    forget(monkeypatch)
+    Path("evil.py").write_text(MODEL)
+    Path("theirs.yaml").write_text("loss: evil.py:net\n")
+    code, said = call("run", "fedavg", "--config", "theirs.yaml", "--rounds", "1")
+    assert (code, "'evil.py' is a program that you have not run" in said) == (2, True)
+    assert not Path("MARKER").exists()

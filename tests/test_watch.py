@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 import fedloom
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, Interrupted
 from fedloom.experiment.api import Stopped
 from fedloom.experiment.checksums import seal_json
+from fedloom.experiment.ending import Ending
 from fedloom.experiment.folder import RunFolder
 from fedloom.files import is_locked, locked
 from fedloom.watch import follow
@@ -251,6 +252,73 @@ def test_a_run_that_is_asked_to_stop_can_be_resumed_to_the_same_bits(in_tmp, row
     assert only(Follower(Path("r"))).state == "finished"
 
 
+def test_the_page_tells_what_ended_a_run_from_a_stop_that_was_asked_for(tmp_path):
+    make_run(tmp_path / "r", lines=[scored(1), scored(2)])
+    folder = RunFolder(tmp_path / "r")
+    run = only(follower := Follower(tmp_path / "r"))
+    assert (run.state, run.ended) == ("stopped", "")  # as all runs of older versions
+    with folder.held():
+        folder.begin()
+        assert (only(follower).state, only(follower).ended) == ("running", "")
+    before = run.version  # the process is gone, and has not said why
+    assert (only(follower).state, run.ended) == ("ended", "ended without a word (killed?)")
+    assert run.version > before
+    for ending, resumes in (
+        (Ending.of("ValueError: oops", 3), f"fedloom run --resume --out {tmp_path / 'r'}"),
+        (Ending.of("It is NaN.", 3, diverged=True), ""),
+    ):
+        with folder.held():
+            folder.begin()
+            folder.end(ending)
+        assert (only(follower).state, run.ended) == (ending.kind, ending.text)
+        assert run.summary()["resume"] == resumes
+        assert run.details(0)["log"][-1] == ending.text
+    with folder.held():
+        folder.begin()
+        folder.end()
+    assert (only(follower).state, run.ended) == ("stopped", "")
+
+
+def test_a_study_that_ends_its_runs_has_not_killed_them(tmp_path, monkeypatch):
+    from fedloom.experiment import study
+
+    job = study.Job(None, 0, tmp_path / "a-s0", 10)
+    make_run(job.path)
+
+    class Slow:
+        returncode = None
+        poll = wait = terminate = lambda self: None
+
+    def started(job):
+        RunFolder(job.path).begin()
+        return study._Running(job.cell, job.seed, job.path, job.rounds, Slow())
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "_start", started)
+    with pytest.raises(KeyboardInterrupt):
+        study.run_jobs([job], 1, interrupted)
+    assert only(Follower(tmp_path)).state == "stopped"
+
+
+def test_a_run_of_several_is_resumed_with_all_of_them(tmp_path):
+    for group, file in (("a b", "comparison.yaml"), ("swept", "study.yaml"), ("plain", "notes")):
+        make_run(tmp_path / group / "fedper-s0", lines=[scored(1)])
+        (tmp_path / group / file).write_text("sweep:\n  methods: [fedper]\n")
+    make_run(tmp_path / "study" / "fedper-s0", lines=[scored(1)])
+    (tmp_path / "study" / "study.yaml").write_text("study: s1\n")
+    follower = Follower(tmp_path)
+    follower.look()
+    resumes = {run.group: run.summary()["resume"] for run in follower.runs.values()}
+    assert resumes == {
+        "a b": f"fedloom compare --resume --out '{tmp_path}/a b'",
+        "swept": f"fedloom compare --resume --out {tmp_path}/swept",
+        "plain": f"fedloom run --resume --out {tmp_path}/plain/fedper-s0",
+        "study": f"fedloom run --resume --out {tmp_path}/study/fedper-s0",
+    }
+
+
 def test_a_request_in_the_last_round_lets_the_run_finish(in_tmp):
     done = fedloom.run("fedavg", rounds=2, out="r", watchers=[StopAt("r", 2)], **SMALL)
     assert len(done.rounds) == 2
@@ -270,12 +338,12 @@ def test_a_study_goes_on_without_a_run_that_was_stopped(tmp_path, monkeypatch):
     def start(job):
         started.append(job.path.name)
         study._log(job).parent.mkdir(exist_ok=True)
-        study._log(job).write_text("Error: Stopped after round 1")
+        study._log(job).write_text("Stopped after round 1")
         return study._Running(job.cell, job.seed, job.path, job.rounds, Ended())
 
     monkeypatch.setattr(study, "_start", start)
     jobs = [study.Job(None, 0, tmp_path / name, 3) for name in ("a", "b")]
-    with pytest.raises(FedloomError, match="a, b was stopped before its end"):
+    with pytest.raises(Interrupted, match="a, b was stopped before its end"):
         study.run_jobs(jobs, 1, lambda *_: None)
     assert started == ["a", "b"]
 

@@ -19,7 +19,7 @@ def main() -> None:
         command_line()
     except KeyboardInterrupt:
         clear()
-        print("Error: Interrupted before anything was run.", file=sys.stderr)
+        print("Interrupted before anything was run.", file=sys.stderr)
         sys.exit(130)
     finally:
         gc.freeze()  # the process ends: nothing is left that is worth collecting

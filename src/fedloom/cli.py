@@ -15,15 +15,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from fedloom import __version__, names
-from fedloom.errors import INTERRUPTED, FedloomError, is_shortage, shortage
+from fedloom.errors import INTERRUPTED, FedloomError, Interrupted, is_shortage, shortage
 from fedloom.experiment.settings import Config
 from fedloom.imports import uncollected
 from fedloom.notice import clear, say
+
+if TYPE_CHECKING:
+    from fedloom.experiment.sweep import Sweep
 
 app = typer.Typer(
     name="fedloom",
@@ -49,13 +52,15 @@ def main() -> None:
     sys.argv[1:] = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         app()
+    except Interrupted as e:
+        _end(str(e), e.exit_code)
     except FedloomError as e:
         if debug:
             raise
         _fail(str(e), e.exit_code)
     except SystemExit as e:
         if e.code == INTERRUPTED:  # typer's, for Ctrl-C
-            _fail("Interrupted. Finished work is kept.", INTERRUPTED)
+            _end("Interrupted. Finished work is kept.", INTERRUPTED)
         raise
     except BrokenPipeError:
         sys.stderr.close()
@@ -87,8 +92,12 @@ class _Warn:
 
 
 def _fail(text: str, code: int) -> None:
+    _end(f"Error: {text}", code)
+
+
+def _end(text: str, code: int) -> None:
     clear()
-    print(f"Error: {text}", file=sys.stderr)
+    print(text, file=sys.stderr)
     sys.exit(code)
 
 
@@ -180,7 +189,7 @@ def _with_settings(*skip: str) -> Callable[[Callable[..., None]], Callable[..., 
 
                 if command.__name__ == "compare":
                     over = {**given, **chosen}
-                    words["methods"] = with_chosen(words["methods"], read, over, file)
+                    words["methods"] = with_chosen(words["methods"] or (), read, over, file)
                     del read["tuned"]
                 else:
                     read = chosen_for(read, named, file)
@@ -235,12 +244,9 @@ def _trust(files: list[Path] | None) -> None:
 
 def _check_files(read: dict[str, Any], named: dict[str, Any]) -> None:
     """Refuse to run files that only a config names and that the user has never run."""
-    from fedloom.experiment.plugins import check_trusted, is_file
+    from fedloom.experiment.plugins import check_files
 
-    for key in ("method", "model"):
-        file = read.get(key)
-        if named.get(key) is None and isinstance(file, str) and is_file(file):
-            check_trusted(file)
+    check_files({key: value for key, value in read.items() if named.get(key) is None})
 
 
 def _flag(*names: str, **words: Any) -> Any:
@@ -361,13 +367,14 @@ def run(
 @_with_settings("seed")
 def compare(
     methods: Annotated[
-        list[str],
+        Optional[list[str]],  # noqa: UP045
         typer.Argument(
-            help="Methods, as in `fedloom run`; NAME@setting=value gives one its own setting.",
+            help="Methods, as in `fedloom run`; NAME@setting=value gives one its own setting. With "
+            "--resume --out DIR, those that DIR was started with, unless given.",
             show_default=False,
             autocompletion=_completing(names.METHODS),
         ),
-    ],
+    ] = None,
     seeds: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option("--seeds", help=r"Number of seeds: runs per method. \[default: 3]"),
@@ -402,6 +409,7 @@ def compare(
     with uncollected():
         from fedloom.experiment.comparing import SEEDS
         from fedloom.experiment.comparing import compare as compare_methods
+        from fedloom.experiment.folder import STUDY
         from fedloom.report.terminal import Progress, print_comparison
 
     settings = settings or {}
@@ -413,18 +421,31 @@ def compare(
                 "A sweep always starts at seed 0 and continues what is in its --out: leave out "
                 "--extend, --overwrite and --seed."
             )
-        _sweep(methods, sweep, settings, SEEDS if seeds is None else seeds, out, resume)
-        return
-    each = seeds or SEEDS
-    if extend is not None:
-        from fedloom.experiment.compare import Comparison
+        from fedloom.experiment.sweep import Axis, Sweep
 
-        each = Comparison.load(extend).record.seeds
-    progress = Progress(runs=len(methods) * each)
+        chosen = Sweep(methods or [], [Axis.parse(text) for text in sweep], settings)
+        _sweep(chosen, SEEDS if seeds is None else seeds, out, resume)
+        return
+    again = out if resume and not methods else None
+    if not methods and again is None:
+        raise FedloomError(
+            "Name the methods to compare: fedloom compare METHOD METHOD (see `fedloom methods`). "
+            "To continue a comparison or sweep: fedloom compare --resume --out DIR."
+        )
+    if again is not None and (again / STUDY).is_file():
+        _resume_sweep(again, {"seeds": seeds, "seed": seed, **settings})
+        return
+    runs = len(methods or ()) * (seeds or SEEDS)
+    if (there := extend or again) is not None:
+        from fedloom.experiment.compare import Record
+
+        stored = Record.read(there)
+        runs = len(methods or stored.own) * stored.seeds
+    progress = Progress(runs=runs)
     say("Checking the methods, preparing data and clients ...")
-    with _resumable(progress, comparing=True):
+    with _resumable(progress, None if extend is None else "the same command with --resume"):
         comparison = compare_methods(
-            methods, seeds=seeds, seed=seed, out=out, resume=resume, overwrite=overwrite,
+            methods or None, seeds=seeds, seed=seed, out=out, resume=resume, overwrite=overwrite,
             extend=extend, watchers=[progress], **settings,
         )  # fmt: skip
     report = comparison.report()
@@ -433,15 +454,26 @@ def compare(
         raise typer.Exit(1)
 
 
-def _sweep(
-    methods: list[str], words: list[str], settings: dict[str, Any], seeds: int, out: Path | None,
-    resume: bool,
-) -> None:  # fmt: skip
-    from fedloom.experiment.sweep import Axis, Sweep
+def _resume_sweep(folder: Path, given: dict[str, Any]) -> None:
+    from fedloom.experiment.study import reopen
+    from fedloom.experiment.sweep import Sweep
+
+    found, ask, _ = reopen(folder)
+    if not isinstance(found, Sweep):
+        raise FedloomError(f"'{folder}' is a study. Run the command that started it again.")
+    again = next((key for key, value in given.items() if value is not None), None)
+    if again is not None:
+        raise FedloomError(
+            f"A sweep is resumed with the settings and seeds it was started with, so {again} can't "
+            "be given."
+        )
+    _sweep(found, ask.seeds, folder, True)
+
+
+def _sweep(chosen: Sweep, seeds: int, out: Path | None, resume: bool) -> None:
     from fedloom.experiment.swept import run_sweep
     from fedloom.report.terminal import StudyProgress, print_tables
 
-    chosen = Sweep(methods, [Axis.parse(text) for text in words], settings)
     with StudyProgress() as progress:
         found = run_sweep(chosen, seeds, out, 0, progress, resume)
     print_tables(found.tables)
@@ -1216,27 +1248,22 @@ def _shape(text: str) -> tuple[int, int, int]:
     return c, h, w
 
 
-class _Interrupted(FedloomError):
-    exit_code = INTERRUPTED
-
-
 @contextmanager
-def _resumable(progress: Any, *, comparing: bool = False) -> Iterator[None]:
-    """Ctrl-C ends with the command that continues."""
+def _resumable(progress: Any, then: str | None = None) -> Iterator[None]:
+    """Ctrl-C ends with the command that continues: unless given, that of the run's folder."""
     from fedloom.experiment.api import Stopped
+    from fedloom.experiment.folder import resuming
 
     try:
         yield
     except Stopped as stopped:
         progress.end()
-        where = stopped.path.parent if comparing else stopped.path
-        what = "the same command with" if comparing else "fedloom run"
         if stopped.old_is_back:
-            raise _Interrupted(
+            raise Interrupted(
                 f"Interrupted before the first checkpoint; '{stopped.path}' holds the run that was "
                 "there before."
             ) from None
         how = "Interrupted" if stopped.after is None else f"Stopped after round {stopped.after}"
-        raise _Interrupted(
-            f"{how}; finished rounds are kept. Continue with: {what} --resume --out {where}"
+        raise Interrupted(
+            f"{how}; finished rounds are kept. Continue with: {then or resuming(stopped.path)}"
         ) from None

@@ -21,6 +21,12 @@ class FedloomError(Exception):
     exit_code = 2
 
 
+class Interrupted(FedloomError):
+    """Not an error: somebody stopped it, and the text says what is left."""
+
+    exit_code = INTERRUPTED
+
+
 class OutOfMemory(FedloomError):
     """There is less memory than something takes."""
 

@@ -52,7 +52,8 @@ def is_temporary(path: Path) -> bool:
 def atomic_file(target: Path, *, synced: bool = False) -> Iterator[Path]:
     """A temporary path to write to; it becomes `target` if the block ends well.
 
-    With `synced`, a power cut after the block does not lose it either.
+    With `synced`, a power cut after the block does not lose it either. An error that names the
+    temporary path names the target instead, which is what was asked for.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -62,6 +63,10 @@ def atomic_file(target: Path, *, synced: bool = False) -> Iterator[Path]:
         os.replace(temporary, target)
         if synced:
             sync(target.parent)
+    except OSError as e:
+        if str(e.filename) == str(temporary):
+            e.filename, e.filename2 = str(target), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,6 +58,19 @@ def open_json(text: str) -> tuple[dict[str, Any], bool]:
         raise Damaged("its checksum does not match")
     del value["crc"]
     return value, True
+
+
+def seal_names(names: Sequence[str]) -> str:
+    """Clients' names; a list has no place for a checksum, so it is in an object."""
+    return seal_json({"names": list(names)}, ensure_ascii=False)
+
+
+def open_names(text: str) -> tuple[str, ...]:
+    """What `seal_names` made, or the plain list that older versions wrote."""
+    found = json.loads(text) if text.startswith("[") else open_json(text)[0].get("names")
+    if not isinstance(found, list):
+        raise Damaged("it is not a list of names")
+    return tuple(map(str, found))
 
 
 def seal_yaml(text: str) -> str:
@@ -107,4 +120,5 @@ def open_table(content: bytes) -> pd.DataFrame:
         file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
         return file.read(use_threads=False).to_pandas(use_threads=False)
     except (pa.ArrowException, ValueError, OSError, KeyError, TypeError) as e:
-        raise Damaged(f"it is not a table: {' '.join(str(e).split())}") from None
+        why = " ".join(str(e).split()).removesuffix(".")
+        raise Damaged(f"it is not a table: {why}") from None

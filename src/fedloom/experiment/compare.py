@@ -17,6 +17,7 @@ import yaml
 from fedloom.errors import FedloomError, unknown
 from fedloom.experiment.config import read_config
 from fedloom.experiment.fitting import same_task
+from fedloom.experiment.folder import COMPARISON, resuming
 from fedloom.experiment.pairing import differences, in_common, notes
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import RESUMABLE
@@ -94,7 +95,7 @@ class Record:
     dropped: dict[str, dict[str, str]] = field(default_factory=dict)
     diverged: dict[str, str] = field(default_factory=dict)
 
-    FILE = "comparison.yaml"
+    FILE = COMPARISON
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,6 +105,8 @@ class Record:
 
     @staticmethod
     def read(folder: Path) -> Record:
+        if not Comparison.is_in(folder):
+            raise FedloomError(f"'{folder}' holds no comparison: it has no {Record.FILE}.")
         content = read_config(folder / Record.FILE)
         try:
             return Record(**content)
@@ -158,8 +161,6 @@ class Comparison:
     def load(path: str | Path) -> Comparison:
         """A comparison that is on disk already."""
         folder = Path(path)
-        if not Comparison.is_in(folder):
-            raise FedloomError(f"'{folder}' holds no comparison: it has no {Record.FILE}.")
         record = Record.read(folder)
         results: dict[str, list[Result]] = {}
         for label in (name for name in record.own if name not in record.diverged):
@@ -428,7 +429,7 @@ def _finished(folder: Path, label: str, seed: int) -> Result:
             return run
     raise FedloomError(
         f"The comparison in '{folder}' is not finished: {label} with seed {seed} is missing. "
-        "Continue with the command that started it, plus --resume."
+        f"Continue with: {resuming(path)}"
     )
 
 

@@ -17,16 +17,16 @@ from fedloom.experiment.config import agreed, merge, normal
 from fedloom.experiment.entry import Entry, MethodLike, named
 from fedloom.experiment.fitting import check_task, same_task
 from fedloom.experiment.pairing import unused
-from fedloom.experiment.plugins import trust
+from fedloom.experiment.plugins import check_files, trust
 from fedloom.experiment.runner import Watcher
-from fedloom.experiment.settings import Config
+from fedloom.experiment.settings import RESUMABLE, Config
 from fedloom.experiment.setup import checked, load_dataset
 from fedloom.experiment.store import RunStore
 from fedloom.files import is_temporary, slug
 from fedloom.tasks import AUTO, Task
 
 if TYPE_CHECKING:
-    from fedloom.experiment.compare import Comparison
+    from fedloom.experiment.compare import Comparison, Record
     from fedloom.experiment.result import Result
 
 SEEDS, _MOST_SEEDS = 3, 10_000
@@ -54,7 +54,7 @@ class _Line:
 
 
 def compare(
-    methods: Sequence[MethodLike | tuple[MethodLike, Mapping[str, Any]]],
+    methods: Sequence[MethodLike | tuple[MethodLike, Mapping[str, Any]]] | None = None,
     *more: MethodLike,
     seeds: int | None = None,
     seed: int | None = None,
@@ -74,24 +74,44 @@ def compare(
     same in all runs (data, clients, initial weights, participants) is in `same`, what a method's
     definition or its own settings change in `differences`, further remarks in `notes`. A method
     that diverges is left out and named in `diverged`; the others go on. `extend` adds methods to
-    the comparison in that directory, with its settings and seeds. `watchers` are told of every
-    round of every run; `progress` shows a bar: unless given, in notebooks.
+    the comparison in that directory, with its settings and seeds. `resume` goes on with what is in
+    `out`; without `methods`, with those, the settings and the seeds it was started with.
+    `watchers` are told of every round of every run; `progress` shows a bar: unless given, in
+    notebooks.
     """
     from fedloom.experiment.compare import Comparison, Record, run_name
 
-    if more or not isinstance(methods, Iterable) or isinstance(methods, str):
+    before = None if extend is None else Comparison.load(extend)
+    known: Record | None = None
+    given = {"seeds": seeds, "seed": seed, **settings}
+    if methods is None and not more and before is None:
+        if out is None or not resume:
+            raise FedloomError(
+                "Name the methods to compare, or the comparison to resume: "
+                "compare(resume=True, out=...)."
+            )
+        known, out = Record.read(Path(out)), Path(out)
+        _check_given(known, out, given, "resumed")
+        entries = _stored(known, out)
+    elif more or not isinstance(methods, Iterable) or isinstance(methods, str):
         words = ", ".join(map(repr, (methods, *more))) if more else f"{methods!r}, ..."
         raise FedloomError(f"Give the methods as a list: compare([{words}]).")
-    before = None if extend is None else Comparison.load(extend)
-    if before is not None:
-        _check_extension(before, out, overwrite, {"seeds": seeds, "seed": seed}, settings)
-        out, seeds, seed = before.path, before.record.seeds, before.record.seed
-        settings = {**before.record.asked, **settings}
+    else:
+        if before is not None:
+            if out is not None or overwrite:
+                raise FedloomError(
+                    f"New methods are added to '{before.path}' itself: leave out --out and "
+                    "--overwrite."
+                )
+            known, out = before.record, before.path
+            _check_given(known, out, given, "extended")
+        entries = [Entry.of(method) for method in methods]
+    if known is not None:
+        seeds, seed, settings = known.seeds, known.seed, {**known.asked, **settings}
     seeds = SEEDS if seeds is None else seeds
     if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= _MOST_SEEDS:
         raise FedloomError(f"seeds={seeds!r}: give their number, from 1 to {_MOST_SEEDS:,}.")
     seed = normal("seed", 0 if seed is None else seed)
-    entries = [Entry.of(method) for method in methods]
     _check_names(entries, before)
     if isinstance(settings.get("model"), str | Path):
         trust(settings["model"])
@@ -192,32 +212,46 @@ def _check_names(entries: Sequence[Entry], before: Comparison | None) -> None:
         raise FedloomError(f"'{before.path}' has {again[0]} already.")  # type: ignore[union-attr]
 
 
-def _check_extension(
-    before: Comparison,
-    out: str | Path | None,
-    overwrite: bool,
-    seeds: Mapping[str, int | None],
-    settings: Mapping[str, Any],
-) -> None:
-    asked = before.record.asked
-    if out is not None or overwrite:
-        raise FedloomError(
-            f"New methods are added to '{before.path}' itself: leave out --out and --overwrite."
-        )
-    given = [key for key, value in (*seeds.items(), *settings.items()) if value is not None]
-    again = [key for key in given if not (key in _OBJECTS and asked.get(key) == "custom")]
+def _check_given(record: Record, path: Path, settings: Mapping[str, Any], doing: str) -> None:
+    """Refuse settings that a comparison has already, the lack of those that no file keeps, and
+    files that only its record names."""
+    asked, resumed = record.asked, doing == "resumed"
+    given = [key for key, value in settings.items() if value is not None]
+    stored = [key for key in given if not (key in _OBJECTS and asked.get(key) == "custom")]
+    again = [key for key in stored if not (resumed and key in RESUMABLE)]
     if again:
+        rest = (
+            "Only its length, speed and scoring may change."
+            if resumed
+            else "A single method may have its own settings: NAME@SETTING=VALUE."
+        )
         raise FedloomError(
-            "A comparison is extended with the settings and seeds it was started with, so "
-            f"{again[0]} can't be given. A single method may have its own settings: "
-            "NAME@SETTING=VALUE."
+            f"A comparison is {doing} with the settings and seeds it was started with, so "
+            f"{again[0]} can't be given. {rest}"
         )
     lacks = [key for key in _OBJECTS if asked.get(key) == "custom" and key not in given]
     if lacks:
+        how = "resume=True, out=..." if resumed else "extend=..."
         raise FedloomError(
-            f"'{before.path}' was given its {lacks[0]} as a Python object, which is not stored: "
-            f"pass it again, compare(..., extend=..., {lacks[0]}=...)."
+            f"'{path}' was given its {lacks[0]} as a Python object, which is not stored: "
+            f"pass it again, compare(..., {how}, {lacks[0]}=...)."
         )
+    check_files(asked)
+
+
+def _stored(record: Record, path: Path) -> list[Entry]:
+    """The methods of a comparison that is resumed."""
+    entries = [Entry.stored(label, own) for label, own in record.own.items()]
+    for entry in entries:
+        try:
+            named(entry.method)
+        except FedloomError as e:
+            raise FedloomError(
+                f"'{path}' can't be resumed by itself: {e} Methods that were given as Python "
+                "objects are not stored: pass all of them again, compare([...], resume=True, "
+                "out=...)."
+            ) from None
+    return entries
 
 
 def _lines(entries: Sequence[Entry], settings: Mapping[str, Any]) -> list[_Line]:

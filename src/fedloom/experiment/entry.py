@@ -13,7 +13,7 @@ from typing import Any
 
 from fedloom.errors import FedloomError
 from fedloom.experiment.config import parse_settings
-from fedloom.experiment.plugins import is_file, method_class, trust
+from fedloom.experiment.plugins import check_files, is_file, method_class, trust
 from fedloom.experiment.settings import Config
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions
@@ -62,6 +62,16 @@ class Entry:
                     f"{label}: {key} is the same for all methods of a comparison, so a single "
                     "method can't set it."
                 )
+        return Entry(method, label, own)
+
+    @staticmethod
+    def stored(label: str, own: Mapping[str, Any] | None = None) -> Entry:
+        """One that the record of a comparison or sweep names, with its settings if it has them: no
+        reason to trust a file."""
+        method = _OWN.split(label)[0]
+        check_files({"method": method})
+        own = Entry.of(label).own if own is None else own
+        check_files(own)
         return Entry(method, label, own)
 
 

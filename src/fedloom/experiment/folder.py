@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,13 +20,26 @@ from pathlib import Path
 
 from fedloom.errors import FedloomError
 from fedloom.experiment.checksums import seal_yaml
+from fedloom.experiment.ending import KILLED, Ending
 from fedloom.files import atomic_file, is_locked, is_temporary, locked, sync
 
 CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 REPORT = "report.html"
-_LOCK, _STOP = ".lock", ".stop"
+COMPARISON, STUDY = "comparison.yaml", "study.yaml"  # what a folder of runs was asked for
+_SWEPT = b"sweep:"  # how the latter begins if it is a sweep
+_LOCK, _STOP, _RUNNING = ".lock", ".stop", ".running"
 _TRIES, _PAUSE = 5, 0.02  # for the lock: another process may be checking whether it is held
 _REPLACED, _DROPPED = ".replaced", ".dropped"
+
+
+def resuming(path: Path) -> str:
+    """The command that goes on with a run; one of a comparison or sweep goes on with all of it."""
+    group = path.parent
+    several = (group / COMPARISON).is_file()
+    with contextlib.suppress(OSError):
+        several = several or (group / STUDY).read_bytes().startswith(_SWEPT)
+    command, where = ("compare", group) if several else ("run", path)
+    return f"fedloom {command} --resume --out {shlex.quote(str(where))}"
 
 
 class RunFolder:
@@ -40,6 +54,7 @@ class RunFolder:
         self.report_file = path / REPORT
         self.names_file = path / "names.json"
         self.about_file = path / "about.json"
+        self.error_file = path / "error.json"
         self.tracking = path / "tracking"
         self._parts = path / "clients"
         self._checkpoints = path / "checkpoints"
@@ -96,6 +111,29 @@ class RunFolder:
     def stop_asked(self) -> bool:
         return (self.path / _STOP).exists()
 
+    def begin(self) -> None:
+        """A process trains from here on: how the one before it ended no longer counts."""
+        self.error_file.unlink(missing_ok=True)
+        (self.path / _RUNNING).touch()
+
+    def end(self, ending: Ending | None = None) -> None:
+        """The process ends in order: with what went wrong, or because it is done or was asked to
+        stop. If a full disk takes no word of it, the run looks killed; that is no error, since
+        another one may be on its way to the user."""
+        with contextlib.suppress(OSError):
+            if ending is not None:
+                ending.write(self.error_file)
+            (self.path / _RUNNING).unlink(missing_ok=True)
+
+    @property
+    def ending(self) -> Ending | None:
+        """What went wrong with the last process; nothing while one is at work, or if the last was
+        done or asked to stop."""
+        if self.active:
+            return None
+        killed = Ending(KILLED) if (self.path / _RUNNING).exists() else None
+        return Ending.read(self.error_file) or killed
+
     def check_whole(self) -> None:
         """Refuse to read a run that is only partly moved aside for another."""
         old = self._replaced / self.config_file.name
@@ -149,7 +187,7 @@ class RunFolder:
         if self.rounds_file.exists() and self.rounds_file.stat().st_size:
             return
         self._clear()
-        for file in (self.config_file, self.path / _STOP, self.path / _LOCK):
+        for file in (self.config_file, *(self.path / name for name in (_STOP, _RUNNING, _LOCK))):
             file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files are in it
             self.path.rmdir()
@@ -204,8 +242,8 @@ class RunFolder:
         """All that a run writes; its config, which makes the directory a run, last."""
         return (
             self.rounds_file, self.clients_file, self.manifest_file, self.names_file,
-            self.about_file, self.report_file, self.tracking, self._parts, self._checkpoints,
-            self.config_file,
+            self.about_file, self.error_file, self.report_file, self.tracking, self._parts,
+            self._checkpoints, self.config_file,
         )  # fmt: skip
 
     def _set_aside(self) -> None:
@@ -221,15 +259,15 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)
         for file in (
             self.rounds_file, self.clients_file, self.manifest_file, self.names_file,
-            self.about_file, self.report_file,
+            self.about_file, self.error_file, self.report_file,
         ):  # fmt: skip
             file.unlink(missing_ok=True)
         self.sweep()
 
     def _is_leftover(self, file: Path) -> bool:
         """Whether a process that was killed in `create` or `drop_if_empty` may have left this."""
-        known = (_LOCK, _STOP, _DROPPED, self.manifest_file.name, self.names_file.name,
-                 self.about_file.name)  # fmt: skip
+        known = (_LOCK, _STOP, _RUNNING, _DROPPED, self.manifest_file.name, self.names_file.name,
+                 self.about_file.name, self.error_file.name)  # fmt: skip
         if file.name in known or is_temporary(file):
             return True
         ours = file in (self._parts, self._checkpoints) and file.is_dir()

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -110,6 +110,14 @@ def check_trusted(name: str) -> bytes:
     )
 
 
+def check_files(read: Mapping[str, Any]) -> None:
+    """Refuse settings that were read from a file and name one that the user has never run."""
+    for key in ("method", "model", "loss"):
+        file = read.get(key)
+        if isinstance(file, str) and is_file(file):
+            check_trusted(file)
+
+
 def method_class(name: str) -> type[MethodOptions]:
     """A registered method by name, or the one that a file defines."""
     if not is_file(name):
@@ -119,14 +127,16 @@ def method_class(name: str) -> type[MethodOptions]:
         own = isinstance(value, type) and issubclass(value, MethodOptions)
         return own and value is not MethodOptions
 
-    return _pick(name, fits, "method (a class based on fedloom.MethodOptions)")
+    needs = "its build() returns a fedloom.Method (docs/writing-a-method.md has one to start from)"
+    return _pick(name, fits, "method (a class based on fedloom.MethodOptions)", needs)
 
 
 def model_factory(name: str) -> str | Factory:
     """A model's name as it is, or the factory that a file defines."""
     if not is_file(name):
         return name
-    return _pick(name, callable, "model factory")
+    needs = "a function or class that is called with shape and classes and returns an nn.Module"
+    return _pick(name, callable, "model factory", needs)
 
 
 def loss_function(name: str) -> Loss:
@@ -136,11 +146,13 @@ def loss_function(name: str) -> Loss:
             f"loss={name} is not valid: give FILE.py:FUNCTION or, in Python, a function of outputs "
             "and labels."
         )
-    found: Loss = _pick(name, callable, "loss function")
+    needs = "it is called with outputs and labels and returns the mean loss of a batch"
+    found: Loss = _pick(name, callable, "loss function", needs)
     return found
 
 
-def _pick(name: str, fits: Callable[[Any], bool], what: str) -> Any:
+def _pick(name: str, fits: Callable[[Any], bool], what: str, needs: str) -> Any:
+    """What a file defines: the one that fits, or the one of that name."""
     file, _, wanted = name.partition(":")
     module = _load(Path(file))
     found = {
@@ -148,13 +160,17 @@ def _pick(name: str, fits: Callable[[Any], bool], what: str) -> Any:
         for key, value in vars(module).items()
         if fits(value) and getattr(value, "__module__", None) == module.__name__
     }
+    if not found:
+        raise FedloomError(f"'{file}' defines no {what}. It needs one: {needs}.")
     if wanted:
         if wanted not in found:
             raise unknown(f"{what} in {file}", wanted, found)
         return found[wanted]
     if len(found) != 1:
-        names = ", ".join(sorted(found)) or "none"
-        raise FedloomError(f"'{file}' must define one {what}; found {names}. Name it: {file}:NAME.")
+        raise FedloomError(
+            f"'{file}' defines more than one {what}: {', '.join(sorted(found))}. Say which: "
+            f"{file}:{min(found)}."
+        )
     return next(iter(found.values()))
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 import fedloom
 from fedloom.errors import FedloomError
@@ -402,8 +401,7 @@ def drawn(
 def _manifests(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
     rows = []
     for name, runs in results.items():
-        file = runs[0].store.manifest_file
-        found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
+        found = runs[0].store.manifest()
         for entry in found.get("leaves a client, each round") or ():
             size = f"{entry['bytes']:,}" if "bytes" in entry else ""
             rows.append([name, f"{entry['name']}: {entry['what']}", size])

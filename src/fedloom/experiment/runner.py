@@ -25,6 +25,7 @@ from fedloom import __version__
 from fedloom.engine import Diverged, Order, Trained, diverged
 from fedloom.engine.kernels import kernels_for
 from fedloom.errors import FedloomError, telling_memory
+from fedloom.experiment.ending import Ending
 from fedloom.experiment.interrupts import StopRequested, heeding_interrupts
 from fedloom.experiment.setup import Experiment
 from fedloom.experiment.store import RunStore
@@ -78,12 +79,14 @@ class Runner:
         threads = torch.get_num_threads()
         torch.set_num_threads(config.threads)
         reset_peak_memory()
-        self.store.add_manifest(x.manifest)
-        if x.federation.partition.names:
-            self.store.add_names(x.federation.partition.names)
-        self.store.add_facts(self._made_of())
         begun: list[Watcher] = []
+        t = min(done + 1, config.rounds)
         try:
+            self.store.begin()
+            self.store.add_manifest(x.manifest)
+            if x.federation.partition.names:
+                self.store.add_names(x.federation.partition.names)
+            self.store.add_facts(self._made_of())
             for watcher in self.watchers:
                 watcher.start(self.store.path.name, config.rounds, done)
                 begun.append(watcher)
@@ -95,8 +98,15 @@ class Runner:
                     if t < config.rounds and self.store.stop_asked:
                         self._stop(t)
             self.store.finish()
+        except KeyboardInterrupt:
+            self.store.end()
+            raise
         except FedloomError as e:
             e.args = (self._called(str(e)),)
+            self.store.end(Ending.of(str(e), t, diverged=isinstance(e, Diverged)))
+            raise
+        except BaseException as e:
+            self.store.end(Ending.of(f"{type(e).__name__}: {e}", t))
             raise
         finally:
             torch.set_num_threads(threads)

@@ -31,10 +31,13 @@ from fedloom.errors import FedloomError
 from fedloom.experiment.checksums import (
     Damaged,
     open_json,
+    open_names,
     open_table,
     open_yaml,
     seal_json,
+    seal_names,
     seal_table,
+    seal_yaml,
 )
 from fedloom.experiment.folder import CHECKPOINT, RunFolder
 from fedloom.experiment.settings import BadYaml, parse_yaml
@@ -92,27 +95,44 @@ class RunStore(RunFolder):
     def add_manifest(self, manifest: dict[str, Any]) -> None:
         """What leaves a client, what stays with it and what the server keeps, for people."""
         text = yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True)
-        with atomic_file(self.manifest_file) as part:
-            part.write_text(text, encoding="utf-8")
+        _replace(self.manifest_file, seal_yaml(text).encode())
+
+    def manifest(self) -> dict[str, Any]:
+        """What `add_manifest` wrote; nothing for a run of an older version."""
+        try:
+            text = self.manifest_file.read_bytes().decode()
+            found = parse_yaml(text)
+            if not isinstance(found, dict):
+                raise Damaged("it is not a manifest")
+            open_yaml(text)
+        except FileNotFoundError:
+            return {}
+        except (OSError, BadYaml, ValueError) as e:
+            raise self._not_needed(self.manifest_file, e, "reports then lack it") from None
+        return found
 
     def add_names(self, names: Sequence[str]) -> None:
         """What the clients are called, in their order, where the data says so."""
-        with atomic_file(self.names_file) as part:
-            part.write_text(json.dumps(list(names), ensure_ascii=False), encoding="utf-8")
+        _replace(self.names_file, seal_names(names).encode())
 
     def add_facts(self, facts: Mapping[str, Any]) -> None:
         """What made the run, and what it was made of: versions, and who holds how much of what."""
-        with atomic_file(self.about_file) as part:
-            part.write_text(json.dumps(facts, ensure_ascii=False), encoding="utf-8")
+        _replace(self.about_file, seal_json(facts, ensure_ascii=False).encode())
 
     def facts(self) -> dict[str, Any]:
-        """What `add_facts` wrote; nothing for a run of an older version, or if it is damaged: no
-        result depends on it."""
+        """What `add_facts` wrote; nothing for a run of an older version."""
         try:
-            found = json.loads(self.about_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return open_json(self.about_file.read_bytes().decode())[0]
+        except FileNotFoundError:
             return {}
-        return found if isinstance(found, dict) else {}
+        except (OSError, ValueError) as e:
+            lack = "reports then lack versions and classes"
+            raise self._not_needed(self.about_file, e, lack) from None
+
+    def _not_needed(self, file: Path, why: Exception, without: str) -> DamagedFile:
+        """A file that no result depends on is damaged."""
+        advice = f"Delete it: {without}, and the rest of the run is intact."
+        return DamagedFile(f"'{file}' is damaged: {why}", advice)
 
     def add_round(self, record: dict[str, Any]) -> None:
         with self.rounds_file.open("ab") as f:
@@ -159,13 +179,15 @@ class RunStore(RunFolder):
         self._unsynced.clear()
 
     def finish(self) -> None:
-        """Gather the per-client tables into one file."""
+        """Gather the per-client tables into one file; the run is over."""
         parts = sorted(self._parts.glob("*.parquet"))
         if parts:
             _replace(self.clients_file, seal_table(self._tables()), synced=True)
             for part in parts:
                 part.unlink()
         self.sync()
+        self.error_file.unlink(missing_ok=True)
+        self.end()
 
     def inherit(self, other: RunStore, round: int) -> None:
         """Start with the records and tables of another run until `round`."""
@@ -236,14 +258,12 @@ class RunStore(RunFolder):
     def names(self) -> tuple[str, ...]:
         """What the clients are called; nothing where they have numbers only."""
         try:
-            return tuple(map(str, json.loads(self.names_file.read_text(encoding="utf-8"))))
+            return open_names(self.names_file.read_bytes().decode())
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError, TypeError):
-            raise DamagedFile(
-                f"'{self.names_file}' is damaged",
-                ("Delete it: clients then go by their numbers, and the rest of the run is intact."),
-            ) from None
+        except (OSError, ValueError) as e:
+            lack = "clients then go by their numbers"
+            raise self._not_needed(self.names_file, e, lack) from None
 
     def rounds(self) -> list[dict[str, Any]]:
         """The records of all whole rounds; a torn last line is passed over."""

@@ -25,11 +25,12 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedloom.errors import INTERRUPTED, FedloomError, unknown
+from fedloom.errors import INTERRUPTED, FedloomError, Interrupted, unknown
 from fedloom.experiment.api import planned
 from fedloom.experiment.config import agreed, make_config
-from fedloom.experiment.folder import REPORT
-from fedloom.experiment.plugins import method_class
+from fedloom.experiment.entry import Entry
+from fedloom.experiment.folder import REPORT, STUDY
+from fedloom.experiment.plugins import check_files, method_class
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import Config
 from fedloom.experiment.store import RunStore
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PAUSE = 0.5  # seconds between two looks at the running cells
-_ASKED = "study.yaml"  # what was asked for
 _CELLS, _DIVERGED = "cells", ".diverged"  # where a cell's config is, what tells that it diverged
 
 
@@ -232,7 +232,7 @@ def run_study(study: Study, ask: Ask, out: Path, workers: int, say: Say) -> dict
         for seed in range(ask.seeds)
         if cell.name in asked or RunStore(_path(cell, seed, out)).exists
     ]
-    with atomic_file(out / _ASKED) as part:
+    with atomic_file(out / STUDY) as part:
         part.write_text(yaml.safe_dump(study.asked(ask), sort_keys=False), encoding="utf-8")
     run_jobs([job for job in known if job.cell.name in asked], workers, say)
     results: dict[str, list[Result]] = {}
@@ -276,27 +276,28 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
             job.process.terminate()
         for job in running:
             job.process.wait()
+            RunStore(job.path).end()  # it was not killed: the study ended it
     if failed:
         raise FedloomError(
             f"A run failed; finished runs are safe in '{jobs[0].path.parent}', and the same "
             f"command continues from there. {failed[0]}"
         )
     if stopped:
-        raise FedloomError(
+        raise Interrupted(
             f"{', '.join(stopped)} was stopped before its end. All others are finished; the same "
             "command goes on with it, and then writes the tables."
         )
 
 
 def is_study(folder: Path) -> bool:
-    return (folder / _ASKED).is_file()
+    return (folder / STUDY).is_file()
 
 
 def reopen(folder: Path) -> tuple[Study, Ask, dict[str, list[Result]]]:
     """The study or sweep that a folder holds, and what is finished of it, also while it runs."""
     from fedloom.experiment.config import read_config
 
-    found = read_config(folder / _ASKED)
+    found = read_config(folder / STUDY)
     try:
         asked = Ask(found.get("data", ""), found.get("preset", ""), found.get("scale", "full"),
                     int(found["seeds"]), tuple(found.get("only") or ()),
@@ -306,13 +307,17 @@ def reopen(folder: Path) -> tuple[Study, Ask, dict[str, list[Result]]]:
 
             grid = found["sweep"]
             axes = [Axis(key, tuple(values)) for key, values in grid["axes"].items()]
+            for settings in (grid["settings"], *({a.key: v} for a in axes for v in a.values)):
+                check_files(settings)
+            for method in grid["methods"]:
+                Entry.stored(method)
             study: Study = Sweep(grid["methods"], axes, grid["settings"])
         else:
             from fedloom.studies import find
 
             study = find(str(found["study"]))
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise FedloomError(f"'{folder / _ASKED}' is not what fedloom wrote.") from None
+        raise FedloomError(f"'{folder / STUDY}' is not what fedloom wrote.") from None
     results: dict[str, list[Result]] = {}
     for cell in study.cells(asked):
         for seed in range(asked.seeds):

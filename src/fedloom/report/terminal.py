@@ -249,10 +249,7 @@ def print_result(result: Result, details: bool = False) -> None:
         out.print(f"Forked from {config['fork']}, whose rounds count as its own until then")
     asked = done["rounds_asked"]
     if done["rounds"] < asked:
-        out.print(
-            f"{done['rounds']} of {asked} rounds done; continue with: fedloom run --resume "
-            f"--out {result.path}"
-        )
+        out.print(_unfinished(result), markup=False)
     if "eval_seconds" not in done or not any(
         name in done for name in ("macro", f"test_{result.measures[0].name}")
     ):
@@ -286,6 +283,19 @@ def print_result(result: Result, details: bool = False) -> None:
     if result.tracked is not None:
         out.print(f"Tracked by {config['track']}: {result.tracked}")
     out.print(f"Run: {result.path}")
+
+
+def _unfinished(result: Result) -> str:
+    """How far a run came, what ended it and how it goes on; from a divergence it does not."""
+    from fedloom.experiment.ending import DIVERGED
+    from fedloom.experiment.folder import resuming
+
+    done, ending = result.summary, result.store.ending
+    words = [f"{done['rounds']} of {done['rounds_asked']} rounds done"]
+    words += [ending.text.removesuffix(".")] if ending is not None else []
+    if ending is None or ending.kind != DIVERGED:
+        words.append(f"continue with: {resuming(result.path)}")
+    return "; ".join(words)
 
 
 def print_scores(result: Result, scores: Scores) -> None:

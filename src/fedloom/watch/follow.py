@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fedloom.experiment.checksums import Damaged, open_json, open_yaml
-from fedloom.experiment.folder import REPORT, RunFolder
+from fedloom.experiment.checksums import Damaged, open_json, open_names, open_yaml
+from fedloom.experiment.ending import FAILED, KILLED
+from fedloom.experiment.folder import COMPARISON, REPORT, RunFolder, resuming
 from fedloom.experiment.settings import BadYaml, parse_yaml
 from fedloom.files import slug
 from fedloom.tasks import TASKS, Classification, Measure
@@ -134,6 +133,7 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     state: str = "new"
     wrong: str = ""  # what is damaged, and what can be done
+    ended: str = ""  # what ended it before its end, unless somebody asked for it
     last: dict[str, Any] = field(default_factory=dict)  # of the newest record
     scored: dict[str, Any] = field(default_factory=dict)  # of the newest that was scored
     measure: Measure = Classification.measures[0]
@@ -158,13 +158,13 @@ class Run:
 
     def look(self) -> None:
         """See what has changed; `version` grows with every change that a page should know of."""
-        before = (self.state, self.done, self.wrong, self._config_seen)
+        before = (self.state, self.done, self.wrong, self.ended, self._config_seen)
         active = self.folder.active
         self._read_config(active)
         self._read_rounds(active)
         self.wrong = self._bad_config or self._bad_rounds or ("" if active else self._cut())
-        self.state = self._state(active)
-        if (self.state, self.done, self.wrong, self._config_seen) != before:
+        self.state, self.ended = self._state(active)
+        if (self.state, self.done, self.wrong, self.ended, self._config_seen) != before:
             self.version = next(_VERSIONS)
 
     def _read_config(self, active: bool) -> None:
@@ -272,16 +272,27 @@ class Run:
         self.last, self.scored, self._bad_rounds = {}, {}, ""
         self.recent.clear()
 
-    def _state(self, active: bool) -> str:
+    def _state(self, active: bool) -> tuple[str, str]:
+        """In a word, and what ended the run before its end."""
         if self.wrong:
-            return "damaged"
+            return "damaged", ""
         if active:
-            return "stopping" if self.folder.stop_asked else "running"
+            return "stopping" if self.folder.stop_asked else "running", ""
         if self.rounds and self.done >= self.rounds:
-            return "finished"
+            return "finished", ""
+        ending = self.folder.ending
+        if ending is not None:
+            return ending.kind, ending.text
+        # A comparison or study of an older version, whose runs did not say so themselves.
         if self.diverged or self._beside(".diverged").exists():
-            return "diverged"
-        return "stopped"
+            return "diverged", ""
+        return "stopped", ""
+
+    @property
+    def resume(self) -> str:
+        """The command that goes on with what has ended early; a run that diverged would again."""
+        ended = self.state in ("stopped", FAILED, KILLED)
+        return resuming(self.folder.path) if ended else ""
 
     def _beside(self, ending: str) -> Path:
         """What a study writes about a run."""
@@ -300,6 +311,7 @@ class Run:
         return {
             "id": self.id, "name": self.name, "group": self.group, "version": self.version,
             "path": str(self.folder.path), "state": self.state, "wrong": self.wrong,
+            "ended": self.ended, "resume": self.resume,
             "method": config.get("method"), "data": config.get("data"),
             "clients": config.get("clients"), "seed": config.get("seed"),
             "done": self.done, "rounds": self.rounds, "left": self.left,
@@ -352,12 +364,11 @@ class Run:
                     f.seek(max(file.stat().st_size - 4096, 0))
                     text = f.read().decode(errors="replace")
                 said += [line for line in text.splitlines() if line.strip()][-20:]
-        return [*points.log, *dict.fromkeys(said), *([self.wrong] if self.wrong else [])]
+        return [*points.log, *dict.fromkeys(said), *filter(None, (self.wrong, self.ended))]
 
     def _names(self) -> list[str]:
         with contextlib.suppress(OSError, ValueError):
-            found = yaml.safe_load(self.folder.names_file.read_text(encoding="utf-8"))
-            return [str(name) for name in found] if isinstance(found, list) else []
+            return list(open_names(self.folder.names_file.read_text(encoding="utf-8")))
         return []
 
     @property
@@ -408,7 +419,7 @@ class Follower:
         """What a folder of runs is, and how many runs it will have."""
         folder = self.root / group
         kind, planned = "folder", None
-        compared = self._comparison(folder / "comparison.yaml")
+        compared = self._comparison(folder / COMPARISON)
         if compared:
             kind, planned = "comparison", compared["seeds"] * len(compared["own"])
         elif (folder / "cells").is_dir():

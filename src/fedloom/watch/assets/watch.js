@@ -88,8 +88,8 @@
     row.bar.max = run.rounds || 1;
     row.bar.value = run.done;
     set(row.rounds, rounds(run));
-    set(row.wrong, run.wrong);
-    row.wrong.hidden = !run.wrong;
+    set(row.wrong, run.wrong || run.ended);
+    row.wrong.hidden = !row.wrong.textContent;
     set(row.left, run.left == null ? "" : duration(run.left) + " left");
     row.box.checked = ticked.indexOf(run.id) >= 0;
     row.classList.toggle("open", open === run.id);
@@ -326,15 +326,14 @@
     if (run.left != null) words.push("about " + duration(run.left) + " left");
     var state = $("one-state");
     state.textContent = "";
-    state.append(element("span", "state " + run.state, run.state), " · " + (run.wrong ? rounds(run) + " · " + run.wrong : words.join(", ")));
+    state.append(element("span", "state " + run.state, run.ended || run.state), " · " + (run.wrong ? rounds(run) + " · " + run.wrong : words.join(", ")));
     $("stop").hidden = run.state !== "running" && run.state !== "stopping";
     $("stop").disabled = run.state === "stopping";
     set($("stop"), run.state === "stopping" ? "stopping after this round …" : "stop after this round");
     $("report").href = "/report/" + run.id;
     $("report").hidden = run.done === 0 || run.state === "damaged";
     set($("report"), run.state === "finished" ? "report" : "report so far");
-    if (run.state === "stopped" && run.done < run.rounds)
-      set($("said"), "goes on with: fedloom run --resume --out " + run.path);
+    if (run.resume && run.done < run.rounds) set($("said"), "Resume with: " + run.resume);
     else if (run.state !== "stopping") set($("said"), "");
     var more = data[run.id] && data[run.id].more;
     if (!more) return;
@@ -376,9 +375,9 @@
       g.fillStyle = Curves.css("--accent");
       g.fillRect(x + .5, y + .5, size - 2, size - 2);
     });
-    var never = counts.filter(function (n) { return !n; }).length;
+    var never = counts.filter(function (n) { return !n; }).length, least = Math.min.apply(null, counts);
     var skipped = Object.keys(more.skipped);
-    set($("squares-says"), "from " + Math.min.apply(null, counts) + " to " + most + " rounds each" +
+    set($("squares-says"), (least < most ? "from " + least + " to " + most : least) + (most === 1 ? " round each" : " rounds each") +
       (never ? "; " + never + " not yet" : "") +
       (run.clients > counts.length ? "; the first " + counts.length + " of " + run.clients : "") +
       (skipped.length ? "; messages left out of " + skipped.length + " clients" : ""));
