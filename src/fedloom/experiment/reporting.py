@@ -15,19 +15,18 @@ import yaml
 
 import fedloom
 from fedloom.errors import FedloomError
+from fedloom.experiment.compare import SURE, Comparison
 from fedloom.experiment.config import as_words
 from fedloom.experiment.result import Result
 from fedloom.files import atomic_file
-from fedloom.report.html import Cell, Dot, Grid, Held, Line, Page, Panel, Picture, Spot
+from fedloom.report.html import Dot, Grid, Held, Line, Page, Panel, Picture, Spot
 from fedloom.tasks import Measure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedloom.experiment.compare import Comparison
     from fedloom.experiment.study import Ask, Study, Table
 
-_SURE = 0.05  # p-value below which a lead is called one
 _AXES = {"round": "round", "MB": "MB sent and received", "s": "seconds of computing"}
 _MOST_SKIPPED = 50  # rows of a table of messages left out
 _MOST_LINES = 32  # curves that can be told apart
@@ -90,8 +89,8 @@ def comparison_page(comparison: Comparison) -> Page:
         headline(comparison),
         comparison.results,
     )
-    page.table = _compared(comparison)
-    page.remarks = [*comparison.remarks(), *_marks(comparison)]
+    page.table = Grid(*comparison.marked(), marked=True)
+    page.remarks = [*comparison.remarks(), *comparison.marks()]
     page.by_method = comparison.remarks_by_method()
     if comparison.diverged:
         lost = [(method, why) for method, why in comparison.diverged.items()]
@@ -106,7 +105,8 @@ def study_page(
     """A study: its own tables and figures, and beside them what all reports of runs have."""
     grids = {table.title: Grid(table.heads, [list(row) for row in table.rows]) for table in tables}
     runs = [run for found in results.values() for run in found]
-    count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; numbers are {ask.over}."
+    count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; numbers are {ask.over}"
+    count += " (divided by n)." if ask.seeds > 1 else "."
     if not runs or len(results) > _MOST_LINES:
         page = Page(study.title, count, study.about(ask), made=_made(runs), folders=_folders(runs))
     else:
@@ -114,12 +114,10 @@ def study_page(
         page.about = study.about(ask)
         page.settings = {}
         if len(results) > 1 and _comparable(results):
-            from fedloom.experiment.compare import Comparison
-
             comparison = Comparison(dict(results), runs[0].path.parent)
             page.headline = f"{headline(comparison)} {count}"
-            page.table = _compared(comparison)
-            page.remarks = [*comparison.remarks(), *_marks(comparison)]
+            page.table = Grid(*comparison.marked(), marked=True)
+            page.remarks = [*comparison.remarks(), *comparison.marks()]
     page.tables = {**grids, **page.tables}
     page.pictures = {**pictures, **page.pictures}
     page.commands = [study.command(ask)]
@@ -167,7 +165,7 @@ def headline(comparison: Comparison) -> str:
     p = comparison.chance(order[0], order[1], score)
     if not np.isfinite(p):
         sure = "one seed: run more seeds to see how sure that is"
-    elif p < _SURE:
+    elif p < SURE:
         sure = f"a clear lead over {seeds} seeds, p = {p:.2g}"
     else:
         sure = f"not a clear lead over {seeds} seeds, p = {p:.2g}"
@@ -409,31 +407,6 @@ def _manifests(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
             rows.append([name, f"{entry['name']}: {entry['what']}", size])
     heads = ("method", "what leaves a client", "bytes")
     return {"What leaves a client in a round": Grid(heads, rows)} if rows else {}
-
-
-def _compared(comparison: Comparison) -> Grid:
-    """The table, the best of each score bold, those not told apart from it marked."""
-    heads, rows = comparison.cells()
-    best = {name: comparison.best(name) for name in comparison.columns}
-    out = []
-    for method, row in zip(comparison.table.index, rows, strict=True):
-        cells: list[str | Cell] = [row[0]]
-        for name, text in zip(comparison.columns, row[1:], strict=False):
-            first, ties = best[name]
-            several = len(comparison.results) > 1
-            cells.append(Cell(text, several and method == first, several and method in ties))
-        out.append([*cells, *row[1 + len(comparison.columns) :]])
-    return Grid(heads, out, marked=True)
-
-
-def _marks(comparison: Comparison) -> list[str]:
-    """What the table's marks say."""
-    if len(comparison.results) < 2:
-        return []
-    if len(next(iter(comparison.results.values()))) < 2:
-        return ["The best of a column is bold."]
-    return [f"The best of a column is bold; ≈: a paired t-test over seeds does not tell it apart "
-            f"from the best (p ≥ {_SURE:g})."]  # fmt: skip
 
 
 def _command(comparison: Comparison) -> str:

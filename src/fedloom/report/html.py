@@ -21,22 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.report.looks import asset, finite, look
+from fedloom.report.marks import Cell
 from fedloom.tasks import Measure
 
 _NARROW = 3  # columns that fit on a phone side by side
 _MOST_CLASSES = 60  # that are drawn
 _MOST_FOLDERS = 60  # that are linked
+_TIE = "not significantly different from the best"
 _BORDER = {"-": "solid", "--": "dashed", "-.": "dashed", ":": "dotted"}
 _DASH = {"-": "solid", "--": "dashed", "-.": "dashdot", ":": "dotted"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: `best` of its column, or as good as that (`tie`)."""
-
-    text: str
-    best: bool = False
-    tie: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,7 +224,7 @@ def _cell(cell: str | Cell, row: int, grid: Grid, column: int) -> str:
     cell = Cell(cell) if isinstance(cell, str) else cell
     mark = _swatch(row) if grid.marked and column == 0 else ""
     kind = " class='best'" if cell.best else ""
-    tie = " <span class='tie' title='not told apart from the best'>≈</span>" if cell.tie else ""
+    tie = f" <span class='tie' title='{_TIE}'>≈</span>" if cell.tie else ""
     head = escape(grid.heads[column], quote=True) if column < len(grid.heads) else ""
     inside = f"{mark}{escape(cell.text)}{tie}"
     return f"<td{kind} data-head='{head}'>{f'<span>{inside}</span>' if inside else ''}</td>"
