@@ -187,6 +187,23 @@ def test_a_method_that_trains_everybody_is_named_with_the_numbers(in_tmp):
     assert "The same in all runs of a seed: data, clients, initial weights." in page
 
 
+def test_an_option_that_only_a_file_has_is_no_difference(in_tmp):
+    Path("calm.py").write_text("""
+import fedloom
+
+class Calm(fedloom.MethodOptions):
+    name = "calm"
+    tau: float = 1.0
+
+    def build(self):
+        return fedloom.Method()
+""")
+    comparison = compared("fedavg", "calm.py", "calm.py@tau=0.02")
+    assert comparison.differences == {}
+    asked = compared("fedavg", "calm.py", tau=0.5, out="b")
+    assert asked.differences == {"calm.py": ["tau=0.5"]}
+
+
 def test_what_all_override_is_named_too(in_tmp):
     comparison = compared("p2p-fedavg", "wafl", participation=0.5)
     assert "participants" in comparison.same
@@ -487,3 +504,11 @@ def test_the_command_line_shows_comparisons_and_runs_together(in_tmp, monkeypatc
             main()
         assert "methods are paired by seed" in " ".join(capsys.readouterr().out.split())
     assert (in_tmp / "both.png").exists()
+    monkeypatch.setattr(sys, "argv", ["fedloom", "show", "c/fedavg-s0"])
+    with contextlib.suppress(SystemExit):
+        main()
+    assert "model mlp" in capsys.readouterr().out  # what `auto` stood for
+    with pytest.raises(FedloomError, match="It holds the comparisons c: name one of them"):
+        fedloom.load(in_tmp)
+    with pytest.raises(FedloomError, match="It holds the runs fedavg-s0, fedprox-s0: name"):
+        fedloom.experiment.result.Result("c")

@@ -248,9 +248,12 @@ def amount(value: float, unit: str = "B") -> str:
 def print_result(result: Result, details: bool = False) -> None:
     done, config = result.summary, result.config
     options = "".join(f", {k}={v}" for k, v in result.options.items())
+    model = config["model"]
+    if model == "auto" and result.store.has_checkpoint():
+        model = result.about["model"]
     out.print(
         f"{config['method']}{options}: {config['data']}, {config['clients']} clients, "
-        f"{config['partition']}, model {config['model']}, seed {config['seed']}"
+        f"{config['partition']}, model {model}, seed {config['seed']}"
     )
     if config.get("fork") is not None:
         out.print(f"Forked from {config['fork']}, whose rounds count as its own until then")
