@@ -86,7 +86,7 @@ def ranges(spots: Mapping[str, Spot], measure: Measure) -> tuple[Range, Range]:
 
 
 def together(spots: Mapping[str, Spot], measure: Measure) -> list[list[str]]:
-    """The names of the methods, those at the same place in one list; the best first."""
+    """The names of the methods, those at the same place in one list; the highest first."""
     (left, right), (low, high) = ranges(spots, measure)
 
     def near(one: Spot, other: Spot) -> bool:
