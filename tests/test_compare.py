@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 
 import fedloom
 from fedloom.adapt import AsIs, FineTune
@@ -20,9 +21,10 @@ from fedloom.experiment.entry import Entry
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.settings import Config
 from fedloom.experiment.setup import load_dataset, make_federation
-from fedloom.experiment.study import Ask, Cell, Study, Table, run_study
+from fedloom.experiment.study import Ask, Cell, Study, Table, run_study, spread
 from fedloom.local import SGD
 from fedloom.mix import Average
+from fedloom.report import terminal
 from fedloom.studies.s1 import S1
 from fedloom.tasks import Classification
 
@@ -187,6 +189,23 @@ def test_a_method_that_trains_everybody_is_named_with_the_numbers(in_tmp):
     assert "The same in all runs of a seed: data, clients, initial weights." in page
 
 
+def test_an_option_that_only_a_file_has_is_no_difference(in_tmp):
+    Path("calm.py").write_text("""
+import fedloom
+
+class Calm(fedloom.MethodOptions):
+    name = "calm"
+    tau: float = 1.0
+
+    def build(self):
+        return fedloom.Method()
+""")
+    comparison = compared("fedavg", "calm.py", "calm.py@tau=0.02")
+    assert comparison.differences == {}
+    asked = compared("fedavg", "calm.py", tau=0.5, out="b")
+    assert asked.differences == {"calm.py": ["tau=0.5"]}
+
+
 def test_what_all_override_is_named_too(in_tmp):
     comparison = compared("p2p-fedavg", "wafl", participation=0.5)
     assert "participants" in comparison.same
@@ -285,6 +304,46 @@ def test_means_spreads_and_gains_of_a_table_by_hand():
     ]  # fmt: skip
     with pytest.raises(FedloomError, match="Did you mean 'macro'"):
         comparison.latex(["macr"])
+
+
+def test_what_prints_like_the_best_is_bold_everywhere():
+    """Three means print the same, one has no rival as printed, and time is not ranked."""
+    scores = {"a": (0.3, 0.3333), "b": (0.3333, 0.3), "c": (0.3, 0.33334), "d": (0.1, 0.2),
+              "e": (0.1, 0.5)}  # fmt: skip
+    comparison = Comparison({
+        name: [Ran(seed=i, macro=v, bytes=12_000 + len(found) + i, seconds=ord(name))
+               for i, v in enumerate(found)]
+        for name, found in scores.items()
+    }, None)  # fmt: skip
+    heads, rows = comparison.marked()
+    assert heads[1:4] == ["client accuracy (%)", "traffic (MB)", "time (s)"]
+    assert rows[0][1].text == "31.66 ± 1.66"
+    assert [row[1].best for row in rows] == [False, False, True, False, False]
+    comparison = Comparison({name: comparison.results[name] for name in "abde"}, None)
+    rows = comparison.marked()[1]
+    assert [row[1].best for row in rows] == [True, True, False, False]
+    assert [row[1].tie for row in rows] == [False, False, True, True]
+    assert not any(cell.best or cell.tie for row in rows for cell in row[2:])
+    tex = comparison.latex(["macro", "bytes", "seconds"])
+    assert [line.count("textbf") for line in tex.splitlines()[4:8]] == [1, 1, 0, 0]
+    (says,) = comparison.marks()
+    assert "≈: not significantly different from the best (paired t-test over seeds, p ≥ 0." in says
+    screen = Console(force_terminal=True, width=120)
+    with screen.capture() as shown:
+        screen.print(terminal._table(*comparison.marked()))
+    assert re.findall(r"\x1b\[1m +([\d.]+ ± .*?)\x1b", shown.get()) == ["31.66 ± 1.66"] * 2
+    assert "30.00 ± 20.00 ≈" in shown.get()
+    alike = Comparison({name: comparison.results[name] for name in "ab"}, None)
+    assert alike.marks() == []
+    assert "textbf" not in alike.latex()
+
+
+def test_a_table_says_that_its_spread_is_that_of_the_population():
+    runs = [Ran(seed=0, macro=0.5), Ran(seed=1, macro=0.9)]
+    assert "(population: divided by n)" in Comparison({"fedavg": runs}, None).remarks()[0]
+    assert "population" not in Comparison({"fedavg": runs[:1]}, None).remarks()[0]
+    assert spread([1.0, 3.0]) == "2.00 ± 1.00"
+    assert Ask("", "", seeds=2).over == "mean ± population std over 2 seeds"
 
 
 @pytest.mark.parametrize(("gains", "p"), [((0.0, 0.0), 1.0), ((0.1, 0.1), 0.0)])
@@ -481,3 +540,11 @@ def test_the_command_line_shows_comparisons_and_runs_together(in_tmp, monkeypatc
             main()
         assert "methods are paired by seed" in " ".join(capsys.readouterr().out.split())
     assert (in_tmp / "both.png").exists()
+    monkeypatch.setattr(sys, "argv", ["fedloom", "show", "c/fedavg-s0"])
+    with contextlib.suppress(SystemExit):
+        main()
+    assert "model mlp" in capsys.readouterr().out  # what `auto` stood for
+    with pytest.raises(FedloomError, match="It holds the comparisons c: name one of them"):
+        fedloom.load(in_tmp)
+    with pytest.raises(FedloomError, match="It holds the runs fedavg-s0, fedprox-s0: name"):
+        fedloom.experiment.result.Result("c")

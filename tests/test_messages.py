@@ -17,6 +17,7 @@ from fedloom.mix import Average, Mixed, PeerAverage
 from fedloom.report.terminal import amount
 from fedloom.round.attack import Attack
 from fedloom.round.encode import choice, encoding, nbytes
+from fedloom.round.plan import LATECOMERS
 from fedloom.topology import Contacts, Peers, Star, network
 
 HIDDEN = {"model_options": {"hidden": [16]}}
@@ -421,6 +422,29 @@ def test_the_manifest_says_when_private_parts_leave_for_newcomers():
     assert "private part" in leaves["fedper"]
     assert "private part" in leaves["fedmeta-per-maml"]
     assert "private part" not in leaves["fedavg"] + leaves["ditto"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [({"participation": 1.0}, None),
+     ({"participation": 0.5}, f"{LATECOMERS} (MeanPart)"),
+     ({"participation": 1.0, "newcomers": 2}, "once, for newcomers (MeanPart)")],
+)  # fmt: skip
+def test_a_runs_manifest_names_private_parts_only_if_they_leave(quick, settings, why):
+    manifest = yaml.safe_load((quick("fedper", **settings).path / "manifest.yaml").read_text())
+    leaves = {line["name"]: line["what"] for line in manifest["leaves a client, each round"]}
+    assert leaves.get("private part") == why
+
+
+def test_the_manifest_calls_values_by_their_kind():
+    from fedloom.kinds import Array, Model, PerClass, Scalar, Weights
+    from fedloom.round.plan import _kind
+
+    kinds = (Scalar(), PerClass(), Array(dims=("public", 3)), Weights(), Model())
+    assert [_kind(kind) for kind in kinds] == [
+        "one number", "one number per class", "an array of shape public × 3",
+        "a vector like the weights", "a whole model",
+    ]  # fmt: skip
 
 
 # -- facts of clients -----------------------------------------------------------------------------

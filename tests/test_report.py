@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 
 import fedloom
 from fedloom.experiment.compare import Comparison
-from fedloom.experiment.reporting import comparison_page, headline
+from fedloom.experiment.reporting import comparison_page, headline, run_page
+from fedloom.mix import Average
+from fedloom.report.cost_plot import Spot, drawable, ranges, svg, together
 from fedloom.report.html import Dot, Grid, Line, Page, Panel, render, table
-from fedloom.tasks import Classification
+from fedloom.tasks import Classification, Measure
 
 SMALL = {"clients": 5, "rounds": 2, "eval_every": 1, "test_share": 0.4, "engine": "serial",
          "model_options": {"hidden": [8]}}  # fmt: skip
@@ -71,6 +75,97 @@ def test_a_report_tells_devices_manifest_and_how_to_run_it_again(compared):
     assert command.startswith("fedloom compare fedavg fedavg-meta heterofl@capacities=")
     assert "--seeds 2" in command
     assert "--set 'model_options.hidden=[8]'" in command
+
+
+def test_a_method_is_named_once_and_words_are_read_from_the_left(compared):
+    grid = comparison_page(compared[0]).tables["What leaves a client in a round"]
+    assert [row[0] for row in grid.rows if row[0]] == list(compared[0].results)
+    text = table(grid)
+    assert "<th class=text>what leaves a client</th><th>bytes</th>" in text
+    assert "<td class='text' data-head='what leaves a client'>" in text
+    mixed = table(Grid(["a", "b", "c"], [["x", "never", "1.2 ± 0.1"], ["y", "12", "–"],
+                                         ["z", "14", "word"]]))  # fmt: skip
+    assert "class='text' data-head='b'" not in mixed
+    assert "class='text' data-head='c'" not in mixed
+
+
+def test_a_few_clients_have_their_names_on_the_axes(compared):
+    page = comparison_page(compared[0])
+    text = render(page)
+    dots, held = len(page.dots) * len(page.dots["fedavg"]), len(page.held.counts)
+    assert text.count("class='name'") == dots + held
+    many = [Dot(i / 21, None, "", str(i)) for i in range(21)]
+    for dots, named in ((many, 0), (many[:20], 20)):
+        page = Page("", "", "", ["a"], dots={"a": dots})
+        assert render(page).count("class='name'") == named
+    long = Page("", "", "", ["a"], dots={"a": [Dot(0.5, None, "", "a client of a hospital")] * 9})
+    assert "rotate(-90)' text-anchor='end'>a client of…</text>" in render(long)
+
+
+def test_only_what_adapts_has_hollow_dots(compared):
+    assert "hollow" in comparison_page(compared[0]).dots_note
+    assert "hollow" not in run_page(compared[0].results["fedavg"][0]).dots_note
+
+
+def test_runs_side_by_side_say_how_to_run_each_of_them(compared):
+    runs = [runs[0] for runs in compared[0].results.values()]
+    commands = comparison_page(Comparison.of(runs)).commands
+    assert commands == [f"fedloom run --config {shlex.quote(str(r.path))}/config.yaml"
+                        for r in runs]  # fmt: skip
+
+
+def test_figures_for_print_have_their_numbers_and_no_others(compared, tmp_path):
+    run = compared[0].results["fedavg"][0]
+    for what, more in ((run, set()), (compared[0], {"cost"})):
+        folder = tmp_path / type(what).__name__
+        what.report(tmp_path / "page.html", folder)
+        drawn = {file.stem for file in folder.glob("*.svg")}
+        assert drawn == {"curves", "clients", "partition"} | more
+        assert drawn == {file.stem for file in folder.glob("*.pdf")}
+        assert drawn == {file.stem for file in folder.glob("*.csv")}
+
+
+@dataclass(frozen=True)
+class Counting(Average):
+    def combine(self, g):
+        return replace(super().combine(g), metrics={"senders": float(len(g.clients))})
+
+
+def test_numbers_that_a_method_reports_are_drawn_and_classes_have_their_names(in_tmp):
+    y = np.array(["owl", "cat", "dog"])[np.arange(90) % 3]
+    data = np.random.default_rng(0).random((90, 4)).astype(np.float32), y
+    run = fedloom.run(fedloom.Method(mix=Counting()), data=data, **SMALL, participation=3)
+    assert run.metrics == ["senders"]
+    page = run_page(run)
+    panel = next(p for p in page.panels if p.title.startswith("senders"))
+    (line,) = panel.lines.values()
+    assert (line.x["round"], line.mean) == ([1.0, 2.0], [3.0, 3.0])
+    (dots,) = page.dots.values()
+    assert all(re.search("mostly class (owl|cat|dog)$", dot.says) for dot in dots)
+
+
+def test_methods_at_one_place_are_named_together_and_names_cover_nothing():
+    spots = {name: Spot(1.05, 0.31, f"{name}: ...") for name in ("a", "b", "c")}
+    spots |= {"d": Spot(0.77, 0.36, "d: ..."), "free": Spot(0, 0.2, "free: ...")}
+    found, share = drawable(spots), Measure("accuracy")
+    assert list(found) == ["a", "b", "c", "d"]
+    assert together(found, share) == [["d"], ["a", "b", "c"]]
+    (left, right), (low, high) = ranges(found, share)
+    assert 0.5 < left < 0.77 < 1.05 < right < 1.5  # not a decade
+    assert (low, high) == pytest.approx((30, 37))
+    text = svg(found, share, dict.fromkeys(found, "#000"), "MB", "client accuracy (%)")
+    assert text.count("<title>a: ...\nb: ...\nc: ...</title>") == 3
+    assert ">client accuracy (%)</text>" in text
+    assert drawable({"a": spots["a"]}) == {}
+    crowd = {f"method-{i}": Spot(1 + i / 20, 0.5 + i / 400, "") for i in range(10)}
+    text = svg(crowd, share, dict.fromkeys(crowd, "#000"), "MB", "%")
+    names = r"<text x='([\d.]+)' y='([\d.]+)' text-anchor='(start|end)'>[^%]*?method"
+    boxes = [(float(x) - 60 * (side == "end"), float(y)) for x, y, side in re.findall(names, text)]
+    assert len(boxes) == 10
+    for i, (x, y) in enumerate(boxes):
+        assert all(abs(x - a) > 55 or abs(y - b) >= 13 for a, b in boxes[:i])
+    page = Page("", "", "", list(spots), costs=spots)
+    assert "Not drawn, as nothing is sent: free." in render(page)
 
 
 class Ran:

@@ -23,7 +23,8 @@ from fedloom.experiment.result import Result
 from fedloom.experiment.settings import RESUMABLE
 from fedloom.experiment.store import RunStore
 from fedloom.files import atomic_file, slug
-from fedloom.report.latex import escaped, framed, number
+from fedloom.report.latex import bold, escaped, framed
+from fedloom.report.marks import Cell, bests
 from fedloom.tasks import Classification, Measure, kind
 
 if TYPE_CHECKING:
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its heading, its unit, and whether less is better."""
+    """A column of the table: its heading, its unit, whether less is better, and whether methods
+    are ranked by it (time depends on what else the machine did)."""
 
     heading: str
     unit: str
     factor: float
     lower: bool = False
+    ranked: bool = True
 
     @property
     def head(self) -> str:
@@ -58,11 +61,15 @@ class Column:
         text = f"{mean:.{digits}f}"
         return f"{text} ± {std:.{digits}f}" if seeds > 1 and std >= 10**-digits / 2 else text
 
+    def bests(self, texts: Sequence[str]) -> list[bool]:
+        """Which of its cells are bold."""
+        return bests(texts, self.lower) if self.ranked else [False] * len(texts)
+
 
 _COSTS = {
     "bytes": Column("traffic", "MB", 1e-6, lower=True),
     "macs": Column("work", "GMAC", 1e-9, lower=True),
-    "seconds": Column("time", "s", 1, lower=True),
+    "seconds": Column("time", "s", 1, lower=True, ranked=False),
 }
 
 
@@ -129,7 +136,7 @@ def run_name(label: str, seed: int) -> str:
     return slug(f"{label}-s{seed}")
 
 
-_SURE = 0.05  # p-value from which methods are not told apart
+SURE = 0.05  # p-value from which methods do not differ significantly
 
 
 class Comparison:
@@ -248,8 +255,8 @@ class Comparison:
     def remarks(self) -> list[str]:
         """What a reader of the table must know, as sentences."""
         seeds = len(next(iter(self.results.values())))
-        over = f"Mean ± std over {seeds} seeds" if seeds > 1 else "One seed"
-        out = [f"{over}; methods are paired by seed."]
+        over = f"Mean ± standard deviation over {seeds} seeds (population: divided by n)"
+        out = [f"{over if seeds > 1 else 'One seed'}; methods are paired by seed."]
         if len(self.results) > 1:
             out.append(f"The same in all runs of a seed: {', '.join(self.same) or 'nothing'}.")
         parts = {r.scored_on for results in self.results.values() for r in results}
@@ -267,8 +274,9 @@ class Comparison:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Mean and standard deviation over seeds; `gain` is paired by seed with the baseline, `p`
-        the two-sided p-value of a paired t-test on it (NaN with one seed)."""
+        """Mean and standard deviation over seeds (population: divided by n); `gain` is paired by
+        seed with the baseline, `p` the two-sided p-value of a paired t-test on it (NaN with one
+        seed)."""
         base = self.runs[self.runs["method"] == self.baseline].set_index("seed")
         rows = []
         for method in self.results:
@@ -315,6 +323,28 @@ class Comparison:
             out.append(cells)
         return heads, out
 
+    def marked(self) -> tuple[list[str], list[list[Cell]]]:
+        """`cells` with marks: of each column, what is best as printed, and what does not differ
+        significantly from that."""
+        heads, rows = self.cells()
+        out = [[Cell(text) for text in row] for row in rows]
+        for i, name in enumerate(self.columns, 1):
+            marks = self.all_columns[name].bests([row[i] for row in rows])
+            ties = self.best(name)[1] if any(marks) else []
+            for method, row, best in zip(self.table.index, out, marks, strict=True):
+                row[i] = Cell(row[i].text, best, method in ties and not best)
+        return heads, out
+
+    def marks(self) -> list[str]:
+        """What the marks of the table say, as far as it has any."""
+        cells = [cell for row in self.marked()[1] for cell in row]
+        if not any(cell.best for cell in cells):
+            return []
+        if not any(cell.tie for cell in cells):
+            return ["The best of a column is bold."]
+        return ["The best of a column is bold; ≈: not significantly different from the best "
+                f"(paired t-test over seeds, p ≥ {SURE:g})."]  # fmt: skip
+
     def _change(self, name: str, row: pd.Series, seeds: int) -> tuple[str, str]:
         """A gain and its spread, as text."""
         column = self.all_columns[name]
@@ -333,8 +363,8 @@ class Comparison:
         self.table.to_csv(file)
 
     def latex(self, columns: Sequence[str] | None = None) -> str:
-        """The table for a paper (with the package booktabs), the best mean of each column bold;
-        unless `columns` are given, the scores and the traffic."""
+        """The table for a paper (with the package booktabs), the best of each column bold; unless
+        `columns` are given, the scores and the traffic."""
         table, known = self.table, self.all_columns
         if columns is None:
             columns = (self.scores[1], "macro", "worst10", "bytes")
@@ -343,14 +373,12 @@ class Comparison:
         used = [n for n in columns if n in table and table[n].notna().any()]
         seeds = len(next(iter(self.results.values())))
         heads = [known[n].head for n in used]
-        rows = []
-        best = {n: (table[n].min if known[n].lower else table[n].max)() for n in used}
-        for method, row in table.iterrows():
-            cells = [escaped(str(method))]
-            for name in used:
-                text = number(known[name].text(row[name], row[f"{name}_std"], seeds))
-                cells.append(rf"\textbf{{{text}}}" if row[name] == best[name] else text)
-            rows.append(cells)
+        rows = [[escaped(str(method))] for method in table.index]
+        for name in used:
+            found = zip(table[name], table[f"{name}_std"], strict=True)
+            texts = [known[name].text(mean, std, seeds) for mean, std in found]
+            for cells, text, best in zip(rows, texts, known[name].bests(texts), strict=True):
+                cells.append(bold(text, best))
         return framed(["method", *heads], rows)
 
     def _repr_html_(self) -> str:
@@ -402,7 +430,7 @@ class Comparison:
         return [n for n in self.all_columns if n in self.table and self.table[n].notna().any()]
 
     def best(self, column: str) -> tuple[str, list[str]]:
-        """The best method of a column, and those that a paired test does not tell apart from it
+        """The best method of a column, and those that do not differ significantly from it
         (none with one seed, or of costs)."""
         values = self.table[column]
         lower = self.all_columns[column].lower
@@ -410,7 +438,7 @@ class Comparison:
         if column in _COSTS:
             return first, []
         others = [str(m) for m in self.table.index if m != first]
-        return first, [m for m in others if self.chance(first, m, column) >= _SURE]
+        return first, [m for m in others if self.chance(first, m, column) >= SURE]
 
     def chance(self, one: str, other: str, column: str) -> float:
         """The p-value of a paired t-test between two methods (NaN with one seed)."""

@@ -91,7 +91,7 @@ def differences(
         taken = {k: why for k, why in dropped.get(label, {}).items() if k not in alone}
         words = _settings(results[0], base[0], baseline, shared, taken)
         words += _overruled(results[0], alone, dropped.get(label, {}))
-        words += _options(results[0], base[0], baseline, label)
+        words += _options(results[0], base[0], baseline, label, asked)
         words += _model(results[0], base[0])
         if ONE_LEARNER in mine or ONE_LEARNER in unused.get(baseline, ()):
             words = [word for word in words if not word.startswith("participation=")]
@@ -122,7 +122,9 @@ def _overruled(run: Result, alone: Mapping[str, Any], dropped: Mapping[str, str]
     ]
 
 
-def _options(run: Result, base: Result, baseline: str, label: str) -> list[str]:
+def _options(
+    run: Result, base: Result, baseline: str, label: str, asked: Mapping[str, Any]
+) -> list[str]:
     """Options of the method that are not its defaults, or not those of the same one beside it,
     unless the label has them."""
     out = []
@@ -135,8 +137,10 @@ def _options(run: Result, base: Result, baseline: str, label: str) -> list[str]:
             out.append(f"{key}={_word(value)} ({baseline}: {_word(theirs.get(key))})")
         elif not same and key in run.options:
             # What the defaults of a method in a file are, only running that file would tell.
-            own = is_file(run.config["method"])
-            out.append(f"{key}={_word(value)}" + ("" if own else ", which is not its default"))
+            if not is_file(run.config["method"]):
+                out.append(f"{key}={_word(value)}, which is not its default")
+            elif key in asked:
+                out.append(f"{key}={_word(value)}")
     return out
 
 

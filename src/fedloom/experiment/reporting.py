@@ -14,19 +14,19 @@ import pandas as pd
 
 import fedloom
 from fedloom.errors import FedloomError
+from fedloom.experiment.compare import SURE, Comparison
 from fedloom.experiment.config import as_words
 from fedloom.experiment.result import Result
 from fedloom.files import atomic_file
-from fedloom.report.html import Cell, Dot, Grid, Held, Line, Page, Panel, Picture, Spot
+from fedloom.report.cost_plot import Spot
+from fedloom.report.html import Dot, Grid, Held, Line, Page, Panel, Picture
 from fedloom.tasks import Measure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedloom.experiment.compare import Comparison
     from fedloom.experiment.study import Ask, Study, Table
 
-_SURE = 0.05  # p-value below which a lead is called one
 _AXES = {"round": "round", "MB": "MB sent and received", "s": "seconds of computing"}
 _MOST_SKIPPED = 50  # rows of a table of messages left out
 _MOST_LINES = 32  # curves that can be told apart
@@ -77,7 +77,7 @@ def run_page(run: Result) -> Page:
         results,
     )
     page.table = table if keys else None
-    page.commands = [f"fedloom run --config {shlex.quote(str(run.path / 'config.yaml'))}"]
+    page.commands = [_again(run)]
     return page
 
 
@@ -89,13 +89,13 @@ def comparison_page(comparison: Comparison) -> Page:
         headline(comparison),
         comparison.results,
     )
-    page.table = _compared(comparison)
-    page.remarks = [*comparison.remarks(), *_marks(comparison)]
+    page.table = Grid(*comparison.marked(), marked=True)
+    page.remarks = [*comparison.remarks(), *comparison.marks()]
     page.by_method = comparison.remarks_by_method()
     if comparison.diverged:
         lost = [(method, why) for method, why in comparison.diverged.items()]
         page.tables = {"Not in the table": Grid(("method", "why"), lost), **page.tables}
-    page.commands = [_command(comparison)]
+    page.commands = _commands(comparison)
     return page
 
 
@@ -105,7 +105,8 @@ def study_page(
     """A study: its own tables and figures, and beside them what all reports of runs have."""
     grids = {table.title: Grid(table.heads, [list(row) for row in table.rows]) for table in tables}
     runs = [run for found in results.values() for run in found]
-    count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; numbers are {ask.over}."
+    count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; numbers are {ask.over}"
+    count += " (divided by n)." if ask.seeds > 1 else "."
     if not runs or len(results) > _MOST_LINES:
         page = Page(study.title, count, study.about(ask), made=_made(runs), folders=_folders(runs))
     else:
@@ -113,12 +114,10 @@ def study_page(
         page.about = study.about(ask)
         page.settings = {}
         if len(results) > 1 and _comparable(results):
-            from fedloom.experiment.compare import Comparison
-
             comparison = Comparison(dict(results), runs[0].path.parent)
             page.headline = f"{headline(comparison)} {count}"
-            page.table = _compared(comparison)
-            page.remarks = [*comparison.remarks(), *_marks(comparison)]
+            page.table = Grid(*comparison.marked(), marked=True)
+            page.remarks = [*comparison.remarks(), *comparison.marks()]
     page.tables = {**grids, **page.tables}
     page.pictures = {**pictures, **page.pictures}
     page.commands = [study.command(ask)]
@@ -166,7 +165,7 @@ def headline(comparison: Comparison) -> str:
     p = comparison.chance(order[0], order[1], score)
     if not np.isfinite(p):
         sure = "one seed: run more seeds to see how sure that is"
-    elif p < _SURE:
+    elif p < SURE:
         sure = f"a clear lead over {seeds} seeds, p = {p:.2g}"
     else:
         sure = f"not a clear lead over {seeds} seeds, p = {p:.2g}"
@@ -217,19 +216,27 @@ def _page(title: str, says: str, results: Mapping[str, Sequence[Result]]) -> Pag
     )
     page.measure = runs[0].measures[0]
     page.dots = {name: dots for name, found in results.items() if (dots := _dots(found[0]))}
+    adapts = any(dot.before is not None for dots in page.dots.values() for dot in dots)
+    before = "; hollow dots are before adapting" if adapts else ""
     page.dots_note = (
         f"One dot is one client of seed {config['seed']}, with its {page.measure.axis} on its own "
-        "test data; hollow dots are before adapting. Point at one to see who it is."
+        f"test data{before}. Point at one to see who it is."
     )
     page.costs = {name: spot for name, found in results.items() if (spot := _spot(name, found))}
     page.cost_unit = "MB sent and received, all rounds"
+    score = _first(runs[0].summary, "macro", f"test_{page.measure.name}")
+    page.cost_score = page.measure.heading("client" if score == "macro" else "test")
     return page
 
 
 def _panels(results: Mapping[str, Sequence[Result]]) -> list[Panel]:
     out = []
     measure = next(iter(results.values()))[0].measures[0]
-    for column, (title, unit, factor) in _panels_of(measure).items():
+    known = _panels_of(measure)
+    runs_of = [run for runs in results.values() for run in runs]
+    own = dict.fromkeys(name for run in runs_of for name in run.metrics if name not in known)
+    known |= {name: (f"{name} (reported by the method)", name, 1.0) for name in own}
+    for column, (title, unit, factor) in known.items():
         lines = {}
         for name, runs in results.items():
             frames = [_scored(run, column) for run in runs]
@@ -265,15 +272,19 @@ def _dots(run: Result) -> list[Dot]:
         return []
     last = table[(table["round"] == table["round"].max()) & (table["population"] == "local")]
     out, measure = [], run.measures[0]
+    classes = (run.store.facts().get("partition") or {}).get("classes") or ()
     scored = last[(last["samples"] > 0) & last[measure.name].notna()]
     for row in scored.to_dict("records"):
         before = row.get(f"{measure.name}_before")
         before = None if before is None or np.isnan(before) else float(before)
-        says = f"client {run.called(int(row['client']))}: {_short(measure, row[measure.name])}"
+        who = run.called(int(row["client"]))
+        says = f"client {who}: {_short(measure, row[measure.name])}"
         says += "" if before is None else f" (before adapting {_short(measure, before)})"
         says += f", {row['train_samples']} samples"
-        says += f", mostly class {row['main_class']}" if "main_class" in row else ""
-        out.append(Dot(float(row[measure.name]), before, says))
+        if "main_class" in row:
+            main = int(row["main_class"])
+            says += f", mostly class {classes[main] if main < len(classes) else main}"
+        out.append(Dot(float(row[measure.name]), before, says, who))
     return out
 
 
@@ -399,49 +410,29 @@ def drawn(
 
 
 def _manifests(results: Mapping[str, Sequence[Result]]) -> dict[str, Grid]:
-    rows = []
+    rows: list[list[str]] = []
     for name, runs in results.items():
         found = runs[0].store.manifest()
         for entry in found.get("leaves a client, each round") or ():
             size = f"{entry['bytes']:,}" if "bytes" in entry else ""
-            rows.append([name, f"{entry['name']}: {entry['what']}", size])
+            shown = "" if any(row[0] == name for row in rows) else name  # once, in its first row
+            rows.append([shown, f"{entry['name']}: {entry['what']}", size])
     heads = ("method", "what leaves a client", "bytes")
     return {"What leaves a client in a round": Grid(heads, rows)} if rows else {}
 
 
-def _compared(comparison: Comparison) -> Grid:
-    """The table, the best of each score bold, those not told apart from it marked."""
-    heads, rows = comparison.cells()
-    best = {name: comparison.best(name) for name in comparison.columns}
-    out = []
-    for method, row in zip(comparison.table.index, rows, strict=True):
-        cells: list[str | Cell] = [row[0]]
-        for name, text in zip(comparison.columns, row[1:], strict=False):
-            first, ties = best[name]
-            several = len(comparison.results) > 1
-            cells.append(Cell(text, several and method == first, several and method in ties))
-        out.append([*cells, *row[1 + len(comparison.columns) :]])
-    return Grid(heads, out, marked=True)
+def _again(run: Result) -> str:
+    """The command that does a run again."""
+    return f"fedloom run --config {shlex.quote(str(run.path / 'config.yaml'))}"
 
 
-def _marks(comparison: Comparison) -> list[str]:
-    """What the table's marks say."""
-    if len(comparison.results) < 2:
-        return []
-    if len(next(iter(comparison.results.values()))) < 2:
-        return ["The best of a column is bold."]
-    return [f"The best of a column is bold; ≈: a paired t-test over seeds does not tell it apart "
-            f"from the best (p ≥ {_SURE:g})."]  # fmt: skip
-
-
-def _command(comparison: Comparison) -> str:
+def _commands(comparison: Comparison) -> list[str]:
     record = comparison.record
-    if not record.own:
-        paths = (str(run.path) for runs in comparison.results.values() for run in runs)
-        return " ".join(["fedloom show", *map(shlex.quote, paths)])
+    if not record.own:  # made from runs that were there
+        return [_again(run) for runs in comparison.results.values() for run in runs]
     words = ["fedloom compare", *map(shlex.quote, record.own), f"--seeds {record.seeds}"]
     words += [f"--seed {record.seed}"] if record.seed else []
-    return " ".join([*words, *(f"--set {shlex.quote(w)}" for w in as_words(record.asked))])
+    return [" ".join([*words, *(f"--set {shlex.quote(w)}" for w in as_words(record.asked))])]
 
 
 def _made(runs: Sequence[Result]) -> dict[str, str]:

@@ -181,6 +181,14 @@ class Result:
         return out
 
     @property
+    def metrics(self) -> list[str]:
+        """Columns of `rounds` that the method reports of itself (`Mixed.metrics`)."""
+        names = dict.fromkeys(name for record in self.records for name in record)
+        known = {*_OF_RUNNER, *_NESTED, *_PREFIX}
+        numbers = self.rounds.select_dtypes("number") if names else self.rounds
+        return [name for name in names if name not in known and name in numbers]
+
+    @property
     def profile(self) -> pd.DataFrame:
         """Where the time went: seconds per phase and round. `select`, `data` and `train` are summed
         over workers; `store` is what writing the round before took."""
@@ -501,6 +509,11 @@ _COST = {
 }  # fmt: skip
 
 
+#: numbers of a round that the runner writes and that are no scores
+_OF_RUNNER = _COST | {
+    "degree", "isolated", "contacts", "components", "similarity", "divergence", "gradient_gap",
+    "update_gap",
+}  # fmt: skip
 _NESTED = {"task", "profile", "kernels", "mix", "devices", "norms", "skipped", "messages"}
 
 

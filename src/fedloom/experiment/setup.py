@@ -45,7 +45,7 @@ from fedloom.models.norm import has_batch_norm, has_measured_norm
 from fedloom.native.net import Native
 from fedloom.round.attack import Attack
 from fedloom.round.encode import encoding
-from fedloom.round.plan import Manifest, Plan
+from fedloom.round.plan import LATECOMERS, NEWCOMERS, Manifest, Plan
 from fedloom.round.screen import Screen
 from fedloom.select import Channels, Select, Whole
 from fedloom.select.verify import verify
@@ -87,7 +87,13 @@ class Experiment:
         sizes = Sizes(
             self.layout, self.dataset.n_classes, 0 if self.public is None else len(self.public)
         )
-        found = Manifest.of(self.method, sizes, self.state.plan, self.state.post.encoding)
+        config, strangers = self.config, []
+        if config.newcomers:
+            strangers.append(NEWCOMERS)
+        if config.participants < config.clients or config.faults != "none":
+            strangers.append(LATECOMERS)
+        written = self.state.post.encoding
+        found = Manifest.of(self.method, sizes, self.state.plan, written, strangers)
         return {"method": self.config.method, "encoding": self.config.encode, **found.plain()}
 
     def facts(self, needs: Collection[str]) -> dict[str, np.ndarray]:

@@ -80,14 +80,7 @@ class RunStore(RunFolder):
             what = (
                 "is not a run: it has no config.yaml" if store.path.exists() else "does not exist"
             )
-            inside = sorted(p.parent.name for p in store.path.glob("*/config.yaml"))
-            hint = f"It holds the runs {', '.join(inside)}" if inside else "Runs are directories"
-            hint += (
-                f": name one of them, such as {store.path / inside[0]}."
-                if inside
-                else (" such as runs/NAME.")
-            )
-            raise FedloomError(f"'{path}' {what}. {hint}")
+            raise FedloomError(f"'{path}' {what}. {_inside(store.path)}")
         return store
 
     # -- writing -------------------------------------------------------------------------------
@@ -539,3 +532,17 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _inside(folder: Path) -> str:
+    """What a folder holds that can be named in its place."""
+    files = {"runs": "config.yaml", "comparisons": "comparison.yaml", "studies": "study.yaml"}
+    found = {
+        what: sorted(p.parent.name for p in folder.glob(f"*/{file}"))
+        for what, file in files.items()
+    }
+    names = [name for inside in found.values() for name in inside]
+    if not names:
+        return "Runs are directories such as runs/NAME."
+    words = [f"the {what} {', '.join(inside)}" for what, inside in found.items() if inside]
+    return f"It holds {' and '.join(words)}: name one of them, such as {folder / names[0]}."

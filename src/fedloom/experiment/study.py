@@ -58,11 +58,11 @@ class Ask:
     @property
     def over(self) -> str:
         """What a number in a table is."""
-        return "one seed" if self.seeds == 1 else f"mean ± std over {self.seeds} seeds"
+        return "one seed" if self.seeds == 1 else f"mean ± population std over {self.seeds} seeds"
 
 
 def spread(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    """Mean ± std, as text; a dash where something is missing."""
+    """Mean ± std (of the population: divided by n), as text; a dash where something is missing."""
     if not values or np.isnan(values).any():
         return "–"
     mean = f"{np.mean(values):{sign}.{digits}f}"

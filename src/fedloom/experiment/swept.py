@@ -121,7 +121,8 @@ class Swept:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per point: mean over seeds of every score and cost, and its `_std` over seeds."""
+        """One row per point: mean over seeds of every score and cost, and its `_std` over seeds (of
+        the population: divided by n)."""
         keys = ["method", *(axis.key for axis in self._sweep.axes)]
         numbers = self.runs.drop(columns=[*keys, "seed"], errors="ignore").select_dtypes("number")
         numbers = numbers[

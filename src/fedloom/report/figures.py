@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedloom.files import slug
-from fedloom.report.html import Page, figure_tables
+from fedloom.report.cost_plot import drawable, plot_costs
+from fedloom.report.html import MOST_NAMED, Page, figure_tables
 from fedloom.report.looks import look
 from fedloom.report.partition_plot import plot_counts
 from fedloom.report.plots import new_figure, save
@@ -46,8 +47,9 @@ def _figures(page: Page) -> dict[str, Figure]:
         out["curves"] = _curves(page)
     if page.dots:
         out["clients"] = _clients(page)
-    if len(page.costs) > 1:
-        out["cost"] = _costs(page)
+    if spots := drawable(page.costs):
+        colours = {name: _style(page, name)["color"] for name in spots}
+        out["cost"] = plot_costs(spots, page.measure, colours, page.cost_unit, page.cost_score)
     if page.held is not None and page.held.counts:
         held = page.held
         out["partition"] = plot_counts(np.array(held.counts), held.classes, held.names)
@@ -102,26 +104,13 @@ def _clients(page: Page) -> Figure:
         axis.plot([scale * d.value for d in ordered], "o", ms=4, color=colour)
         axis.set_title(name, fontsize=10)
         axis.set(xlabel="clients, worst first", ylabel=measure.axis, xticks=[])
+        if len(ordered) <= MOST_NAMED:
+            names = [dot.name for dot in ordered]
+            upright = 90 if max(map(len, names)) > 2 else 0
+            axis.set_xticks(range(len(names)), names, fontsize=7, rotation=upright)
         if measure.share:
             axis.set(ylim=(-3, 103))
         axis.grid(alpha=0.3)
-    return figure
-
-
-def _costs(page: Page) -> Figure:
-    figure = new_figure(6, 4)
-    axis = figure.subplots()
-    for name, spot in page.costs.items():
-        colour = _style(page, name)["color"]
-        value = page.measure.factor * spot.value
-        axis.plot(spot.cost, value, "o", color=colour)
-        axis.annotate(name, (spot.cost, value), (6, 3), textcoords="offset points",
-                      fontsize=8)  # fmt: skip
-    if all(spot.cost > 0 for spot in page.costs.values()):
-        axis.set_xscale("log")
-    axis.set(xlabel=page.cost_unit, ylabel=page.measure.axis)
-    axis.margins(x=0.2)
-    axis.grid(alpha=0.3)
     return figure
 
 

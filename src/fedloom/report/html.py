@@ -12,31 +12,30 @@ import base64
 import csv
 import io
 import json
-import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedloom.report.cost_plot import Spot, drawable
+from fedloom.report.cost_plot import svg as cost_svg
 from fedloom.report.looks import asset, finite, look
+from fedloom.report.marks import Cell
 from fedloom.tasks import Measure
 
 _NARROW = 3  # columns that fit on a phone side by side
 _MOST_CLASSES = 60  # that are drawn
 _MOST_FOLDERS = 60  # that are linked
+MOST_NAMED = 20  # clients whose names fit on an axis
+_LONGEST = 12  # letters of a name there
+_LETTER = 6.4  # pixels
+_NUMBER = re.compile(r"[+\-−<>≥≈]?\s*\d|[–—]?$|inf|nan")  # how a cell of numbers begins
+_TIE = "not significantly different from the best"
 _BORDER = {"-": "solid", "--": "dashed", "-.": "dashed", ":": "dotted"}
 _DASH = {"-": "solid", "--": "dashed", "-.": "dashdot", ":": "dotted"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: `best` of its column, or as good as that (`tie`)."""
-
-    text: str
-    best: bool = False
-    tie: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,20 +67,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Dot:
-    """A client: its score, before it adapted too where it does, and what hovering says."""
+    """A client: its score, before it adapted too where it does, what hovering says, its name."""
 
     value: float
     before: float | None
     says: str
-
-
-@dataclass(frozen=True)
-class Spot:
-    """A method by what it cost and what it reached."""
-
-    cost: float
-    value: float
-    says: str
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +115,7 @@ class Page:
     measure: Measure = field(default_factory=lambda: Measure("accuracy"))  # of dots and costs
     costs: Mapping[str, Spot] = field(default_factory=dict)
     cost_unit: str = ""
+    cost_score: str = ""
     tables: Mapping[str, Grid] = field(default_factory=dict)
     held: Held | None = None
     pictures: Mapping[str, Picture] = field(default_factory=dict)
@@ -183,7 +175,7 @@ def figure_tables(page: Page) -> dict[str, tuple[Sequence[str], list[Sequence[ob
             [m, d.value, d.before, d.says] for m, dots in page.dots.items() for d in dots
         ]
         out["clients"] = ("method", page.measure.name, "before", "client"), rows
-    if page.costs:
+    if drawable(page.costs):
         out["cost"] = (
             ("method", "MB", page.measure.name),
             [[name, spot.cost, spot.value] for name, spot in page.costs.items()],
@@ -217,9 +209,13 @@ def _figure(inside: str, name: str, *, data: str = "", panel: int | None = None)
 
 
 def table(grid: Grid) -> str:
-    head = "".join(f"<th>{escape(h)}</th>" for h in grid.heads)
+    words = [_is_text(grid, i) for i in range(len(grid.heads))]
+    head = "".join(
+        f"<th{' class=text' * text}>{escape(h)}</th>"
+        for h, text in zip(grid.heads, words, strict=True)
+    )
     body = "".join(
-        f"<tr>{''.join(_cell(cell, k, grid, i) for i, cell in enumerate(row))}</tr>"
+        f"<tr>{''.join(_cell(cell, k, grid, i, words) for i, cell in enumerate(row))}</tr>"
         for k, row in enumerate(grid.rows)
     )
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
@@ -227,11 +223,19 @@ def table(grid: Grid) -> str:
     return f"<div class='wide'><table{kind}>{inside}</table></div>"
 
 
-def _cell(cell: str | Cell, row: int, grid: Grid, column: int) -> str:
+def _is_text(grid: Grid, column: int) -> bool:
+    """Whether most of a column is words, which are read from the left."""
+    cells = (row[column] for row in grid.rows if column < len(row))
+    found = [cell if isinstance(cell, str) else cell.text for cell in cells]
+    words = sum(not _NUMBER.match(text.strip()) for text in found)
+    return words > sum(text.strip() not in ("", "–") for text in found) / 2
+
+
+def _cell(cell: str | Cell, row: int, grid: Grid, column: int, words: Sequence[bool]) -> str:
     cell = Cell(cell) if isinstance(cell, str) else cell
     mark = _swatch(row) if grid.marked and column == 0 else ""
-    kind = " class='best'" if cell.best else ""
-    tie = " <span class='tie' title='not told apart from the best'>≈</span>" if cell.tie else ""
+    kind = " class='best'" if cell.best else " class='text'" if any(words[column:][:1]) else ""
+    tie = f" <span class='tie' title='{_TIE}'>≈</span>" if cell.tie else ""
     head = escape(grid.heads[column], quote=True) if column < len(grid.heads) else ""
     inside = f"{mark}{escape(cell.text)}{tie}"
     return f"<td{kind} data-head='{head}'>{f'<span>{inside}</span>' if inside else ''}</td>"
@@ -357,11 +361,33 @@ def _dot_plot(dots: Sequence[Dot], colour: str, measure: Measure) -> str:
             f"<circle cx='{x:.1f}' cy='{y(dot.value):.1f}' r='{size:.1f}' fill='{colour}'>"
             f"<title>{escape(dot.says)}</title></circle>"
         )
+    names = [dot.name for dot in ordered]
+    below, room = _names_below(names, left + 5, step, height - foot)
     out.append(
-        f"<text x='{(left + width) / 2:.0f}' y='{height - 2}' text-anchor='middle'>"
-        f"{len(ordered)} clients, worst first</text>"
+        f"{below}<text x='{(left + width) / 2:.0f}' y='{height + room - 2:.0f}' "
+        f"text-anchor='middle'>{len(ordered)} clients, worst first</text>"
     )
-    return f"<svg viewBox='0 0 {width} {height}' role='img'>{''.join(out)}</svg>"
+    return f"<svg viewBox='0 0 {width} {height + room:.0f}' role='img'>{''.join(out)}</svg>"
+
+
+def _names_below(names: Sequence[str], left: float, step: float, top: float) -> tuple[str, float]:
+    """The names of a few clients under their columns, upright where they are too wide for that, and
+    the height that they take; nothing of many clients."""
+    shown = [n if len(n) <= _LONGEST else f"{n[: _LONGEST - 1]}…" for n in names]
+    if len(shown) > MOST_NAMED or not any(shown):
+        return "", 0.0
+    widest = _LETTER * max(map(len, shown))
+    upright = widest + 2 > step
+    out = []
+    for i, name in enumerate(shown):
+        x = left + (i + 0.5) * step
+        place = (
+            f"transform='translate({x + 4:.1f},{top + 4:.1f}) rotate(-90)' text-anchor='end'"
+            if upright
+            else f"x='{x:.1f}' y='{top + 12:.1f}' text-anchor='middle'"
+        )
+        out.append(f"<text class='name' {place}>{escape(name)}</text>")
+    return "".join(out), widest + 6 if upright else 14.0
 
 
 def _capital(text: str) -> str:
@@ -384,62 +410,16 @@ def _tick(measure: Measure, value: float) -> str:
 
 
 def _costs(page: Page) -> str:
-    """What methods reached against what they cost, on a logarithmic axis."""
-    spots = {n: s for n, s in page.costs.items() if s.cost > 0 and math.isfinite(s.value)}
-    if len(spots) < 2:
+    """What methods reached against what they cost."""
+    spots = drawable(page.costs)
+    if not spots:
         return ""
-    width, height, left, foot = 720, 300, 44, 40
-    lows, highs = min(s.cost for s in spots.values()), max(s.cost for s in spots.values())
-    first, last = math.floor(math.log10(lows)), math.ceil(math.log10(highs * 1.0001))
-    values = [s.value for s in spots.values()]
-    if page.measure.share:
-        bottom = max(0.0, math.floor(min(values) * 10 - 0.5) / 10)
-        top = min(1.0, math.ceil(max(values) * 10 + 0.5) / 10)
-        ticks: Sequence[float] = [k / 10 for k in range(round(bottom * 10), round(top * 10) + 1)]
-    else:
-        ticks = _ticks(min(values), max(values))
-        bottom, top = ticks[0], ticks[-1]
-    least = 0.1 if page.measure.share else 1e-12
-
-    def x(cost: float) -> float:
-        return left + (math.log10(cost) - first) / max(last - first, 1) * (width - left - 140)
-
-    def y(value: float) -> float:
-        return 10 + (top - value) / max(top - bottom, least) * (height - foot - 16)
-
-    out = []
-    for k in range(first, last + 1):
-        out.append(
-            f"<line class='grid' x1='{x(10**k):.1f}' x2='{x(10**k):.1f}' y1='10' "
-            f"y2='{height - foot}'/><text x='{x(10**k):.1f}' y='{height - foot + 14}' "
-            f"text-anchor='middle'>{10**k:g}</text>"
-        )
-    for tick in ticks:
-        out.append(
-            f"<line class='grid' x1='{left}' x2='{width - 130}' y1='{y(tick):.1f}' "
-            f"y2='{y(tick):.1f}'/><text x='{left - 5}' y='{y(tick) + 4:.1f}' "
-            f"text-anchor='end'>{_tick(page.measure, tick)}</text>"
-        )
-    written: list[tuple[float, float]] = []  # where names are: they do not cover each other
-    for name, spot in sorted(spots.items(), key=lambda item: -item[1].value):
-        at, line = x(spot.cost), y(spot.value) + 4
-        while any(abs(at - a) < 130 and abs(line - b) < 12 for a, b in written):
-            line += 12
-        written.append((at, line))
-        colour = _ink(list(page.methods).index(name))
-        shown = name if len(name) <= 22 else f"{name[:21]}…"
-        out.append(
-            f"<circle cx='{at:.1f}' cy='{y(spot.value):.1f}' r='5' fill='{colour}'>"
-            f"<title>{escape(spot.says)}</title></circle>"
-            f"<text x='{at + 8:.1f}' y='{line:.1f}'>{escape(shown)}</text>"
-        )
-    out.append(
-        f"<text x='{(left + width - 130) / 2:.0f}' y='{height - 6}' text-anchor='middle'>"
-        f"{escape(page.cost_unit)}</text>"
-    )
-    drawing = f"<svg class='cost' role='img' viewBox='0 0 {width} {height}'>{''.join(out)}</svg>"
+    colours = {name: _ink(list(page.methods).index(name)) for name in spots}
+    drawing = cost_svg(spots, page.measure, colours, page.cost_unit, page.cost_score)
     title = f"{_capital(page.measure.called)} against cost"
-    return f"<h2>{escape(title)}</h2>{_figure(drawing, 'cost', data='cost')}"
+    left = ", ".join(name for name, spot in page.costs.items() if not spot.cost)
+    note = f"<p class='small'>Not drawn, as nothing is sent: {escape(left)}.</p>" if left else ""
+    return f"<h2>{escape(title)}</h2>{_figure(drawing, 'cost', data='cost')}{note}"
 
 
 def _name(held: Held, client: int) -> str:
@@ -453,9 +433,12 @@ def _partition(page: Page) -> str:
         return ""
     left = 14 + 6.2 * min(max(len(str(c)) for c in held.classes), 14)
     width, side = 720, 15
-    step = (width - left - 2) / len(held.counts)
+    few = len(held.counts) <= MOST_NAMED
+    step = (360 if few else width - left - 2) / len(held.counts)  # few fit on a phone as they are
     step = min(step, 26.0)
-    height = side * len(held.classes) + 26
+    names = [_name(held, i) for i in range(len(held.counts))]
+    below, room = _names_below(names, left, step, side * len(held.classes))
+    height = side * len(held.classes) + 26 + room
     most = max(max(row, default=0) for row in held.counts) or 1
     out = []
     for k, label in enumerate(held.classes):
@@ -479,10 +462,10 @@ def _partition(page: Page) -> str:
     )
     box = max(end + 2, 360)  # wide enough for the caption, however few clients there are
     centre = max((left + end) / 2, 180)
-    out.append(f"<text x='{centre:.0f}' y='{height - 6}' text-anchor='middle'>{some}, "
+    out.append(f"{below}<text x='{centre:.0f}' y='{height - 6:.0f}' text-anchor='middle'>{some}, "
                f"a row for each class; darkest: {most:,} samples</text>")  # fmt: skip
     drawing = (
-        f"<svg style='max-width:{1.2 * box:.0f}px' role='img' viewBox='0 0 {box:.0f} {height}'>"
+        f"<svg style='max-width:{1.2 * box:.0f}px' role='img' viewBox='0 0 {box:.0f} {height:.0f}'>"
         f"{''.join(out)}</svg>"
     )
     return f"<h2>Who holds what</h2>{_figure(drawing, 'partition', data='partition')}"
@@ -499,7 +482,7 @@ def _picture(name: str, picture: Picture) -> str:
 
 def _again(page: Page, where: Path | None) -> str:
     made = "".join(
-        f"<tr><td>{escape(k)}</td><td style='text-align:left'>{escape(v)}</td></tr>"
+        f"<tr><td>{escape(k)}</td><td class='text'>{escape(v)}</td></tr>"
         for k, v in page.made.items()
     )
     if page.folders:
@@ -507,7 +490,7 @@ def _again(page: Page, where: Path | None) -> str:
         links = ", ".join(_link(name, path, where) for name, path in shown)
         more = len(page.folders) - len(shown)
         links += f" and {more} more" if more else ""
-        made += f"<tr><td>run folders</td><td style='text-align:left'>{links}</td></tr>"
+        made += f"<tr><td>run folders</td><td class='text'>{links}</td></tr>"
     commands = "".join(f"<pre>{escape(line)}</pre>" for line in page.commands)
     settings = table(Grid(("setting", "value"), [(k, v) for k, v in page.settings.items()]))
     return (

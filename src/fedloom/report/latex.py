@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fedloom.report.marks import bests
+
 
 def escaped(text: str) -> str:
     return re.sub(r"([&%$#_{}])", r"\\\1", text)
@@ -13,6 +15,11 @@ def escaped(text: str) -> str:
 def number(text: str) -> str:
     """Mean ± std as TeX."""
     return text.replace("±", r"$\pm$").replace("–", "--")
+
+
+def bold(text: str, best: bool) -> str:
+    """A cell of numbers as TeX, bold if it is the best of its column."""
+    return rf"\textbf{{{number(text)}}}" if best else number(text)
 
 
 def framed(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -26,7 +33,7 @@ def framed(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
 def tabular(
     heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, lower: bool = False
 ) -> str:
-    """Rows of text; of each column of numbers, the highest mean is bold, or the lowest.
+    """Rows of text; of each column of numbers, the highest mean is bold, or the lowest (`bests`).
 
     >>> print(tabular(["m", "score (%)"], [["a", "1.5 ± 0.1"], ["b", "2.5 ± 0.2"]]))
     \\begin{tabular}{lr}
@@ -38,21 +45,9 @@ def tabular(
     \\bottomrule
     \\end{tabular}
     """
-    sign = -1 if lower else 1
-    means = [[_mean(row[i], sign) for row in rows] for i in range(left, len(heads))]
-    best = [max(column, default=float("-inf")) for column in means]
+    marks = [bests([row[i] for row in rows], lower) for i in range(left, len(heads))]
     made = []
-    for row in rows:
+    for row, best in zip(rows, zip(*marks, strict=True), strict=True):
         cells = [number(escaped(text)) for text in row[:left]]
-        for text, top in zip(row[left:], best, strict=True):
-            bold = _mean(text, sign) == top and top > float("-inf") and len(rows) > 1
-            cells.append(rf"\textbf{{{number(text)}}}" if bold else number(text))
-        made.append(cells)
+        made.append(cells + [bold(text, b) for text, b in zip(row[left:], best, strict=True)])
     return framed(heads, made, left)
-
-
-def _mean(text: str, sign: int) -> float:
-    try:
-        return sign * float(text.partition(" ")[0])
-    except ValueError:
-        return float("-inf")

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.tune import Tuning
     from fedloom.method import Method
     from fedloom.methods.registry import MethodOptions
+    from fedloom.report.marks import Cell
     from fedloom.round.plan import Manifest
     from fedloom.topology import Network
     from fedloom.topology.report import ContactReport
@@ -199,7 +200,7 @@ def downloading() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 def _table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, whole: int = 0
+    heads: Sequence[str], rows: Sequence[Sequence[str | Cell]], left: int = 1, whole: int = 0
 ) -> Table:
     """A table; the first `left` columns are texts, and the first `whole` are never broken."""
     table = Table(box=None if not out.is_terminal else _box(), pad_edge=False)
@@ -207,8 +208,14 @@ def _table(
         side: Any = "left" if i < left or head == "what" else "right"
         table.add_column(Text(head), justify=side, overflow="fold", no_wrap=i < whole)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(_cell(cell) for cell in row))
     return table
+
+
+def _cell(cell: str | Cell) -> Text:
+    if isinstance(cell, str):
+        return Text(cell)
+    return Text(cell.text + " ≈" * cell.tie, "bold" if cell.best else "")
 
 
 def _box() -> Any:
@@ -241,9 +248,12 @@ def amount(value: float, unit: str = "B") -> str:
 def print_result(result: Result, details: bool = False) -> None:
     done, config = result.summary, result.config
     options = "".join(f", {k}={v}" for k, v in result.options.items())
+    model = config["model"]
+    if model == "auto" and result.store.has_checkpoint():
+        model = result.about["model"]
     out.print(
         f"{config['method']}{options}: {config['data']}, {config['clients']} clients, "
-        f"{config['partition']}, model {config['model']}, seed {config['seed']}"
+        f"{config['partition']}, model {model}, seed {config['seed']}"
     )
     if config.get("fork") is not None:
         out.print(f"Forked from {config['fork']}, whose rounds count as its own until then")
@@ -431,9 +441,12 @@ def _print_details(result: Result) -> None:
 
 
 def print_comparison(comparison: Comparison, report: Path | None = None) -> None:
-    heads, rows = comparison.cells()
-    out.print(_table(heads, rows))
-    out.print(" ".join(comparison.remarks()))
+    if out.is_terminal:
+        out.print(_table(*comparison.marked()))
+        out.print(" ".join([*comparison.remarks(), *comparison.marks()]))
+    else:  # for other programs, and where nothing is bold
+        out.print(_table(*comparison.cells()))
+        out.print(" ".join(comparison.remarks()))
     for heading, found in comparison.remarks_by_method().items():
         out.print(f"{heading}:")
         for method, words in found.items():

@@ -13,13 +13,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.kinds import Kind, Model, Sections, Sizes, Values, Weights
+from fedloom.kinds import Array, Kind, Model, PerClass, Sections, Sizes, Values, Weights
 from fedloom.layout import Columns
 from fedloom.method import FACTS, Method
 from fedloom.round.encode import Encoding, Float32
 from fedloom.select import Whole
 
 OWN = "own"  # the section of a client's second model
+NEWCOMERS = "once, for newcomers"
+LATECOMERS = "at evaluations, for clients that have not taken part yet"
 OPTIMISER = "optimiser."  # in front of the names of what an optimiser remembers
 
 
@@ -137,12 +139,19 @@ class Manifest:
     }
 
     @staticmethod
-    def of(method: Method, sizes: Sizes, plan: Plan, encoding: Encoding | None = None) -> Manifest:
+    def of(
+        method: Method,
+        sizes: Sizes,
+        plan: Plan,
+        encoding: Encoding | None = None,
+        strangers: Sequence[str] = (NEWCOMERS,),
+    ) -> Manifest:
+        """`strangers`: when a model is needed for somebody without a private part, and for whom."""
         nodes, written = not method.topology.server, encoding or Float32()
         if method.silent:
             written = Float32()
         return Manifest(
-            leaves=tuple(_leaves(method, sizes, plan, written)),
+            leaves=tuple(_leaves(method, sizes, plan, written, strangers)),
             told=tuple(_told(method, sizes, plan, written)),
             stays=tuple(_stays(method, sizes, plan, written)),
             server=() if nodes else tuple(_server(method, sizes, plan)),
@@ -163,7 +172,9 @@ class Manifest:
 _PLAIN = Float32()  # how values lie in memory
 
 
-def _leaves(method: Method, sizes: Sizes, plan: Plan, written: Encoding) -> Iterator[Line]:
+def _leaves(
+    method: Method, sizes: Sizes, plan: Plan, written: Encoding, strangers: Sequence[str]
+) -> Iterator[Line]:
     beside = written if written.beside else _PLAIN
     if len(plan.columns):
         carries = "gradients of " if method.local.hands_back == "gradients" else ""
@@ -186,9 +197,9 @@ def _leaves(method: Method, sizes: Sizes, plan: Plan, written: Encoding) -> Iter
     if method.first == "mean" and len(plan.private):
         why = "for the average that clients start from when they first take part"
         yield Line("private part", why, _PLAIN.size(len(plan.private)))
-    elif method.newcomer.needs_private and plan.personal:
-        yield Line("private part", f"once, for newcomers ({type(method.newcomer).__name__})",
-                   _PLAIN.size(len(plan.private)))  # fmt: skip
+    elif method.newcomer.needs_private and plan.personal and strangers:
+        why = f"{' and '.join(strangers)} ({type(method.newcomer).__name__})"
+        yield Line("private part", why, _PLAIN.size(len(plan.private)))
 
 
 def _told(method: Method, sizes: Sizes, plan: Plan, written: Encoding) -> Iterator[Line]:
@@ -247,8 +258,11 @@ def _part(part: str) -> str:
 
 
 def _kind(kind: Kind) -> str:
-    words = {Weights: "a vector like the weights", Model: "a whole model"}
-    return words.get(type(kind), "an array")
+    if isinstance(kind, Array):
+        words = {(): "one number", PerClass().dims: "one number per class"}
+        shape = " × ".join(map(str, kind.dims))
+        return words.get(kind.dims, f"an array of shape {shape}")
+    return {Weights: "a vector like the weights", Model: "a whole model"}.get(type(kind), "numbers")
 
 
 def _size(kind: Kind, sizes: Sizes) -> int:
