@@ -153,12 +153,12 @@ def test_methods_at_one_place_are_named_together_and_names_cover_nothing():
     (left, right), (low, high) = ranges(found, share)
     assert 0.5 < left < 0.77 < 1.05 < right < 1.5  # not a decade
     assert (low, high) == pytest.approx((30, 37))
-    text = svg(found, share, dict.fromkeys(found, "#000"), "MB", "client accuracy (%)")
+    text = svg(found, share, dict.fromkeys(found, "#000"), ("MB", "client accuracy (%)"))
     assert text.count("<title>a: ...\nb: ...\nc: ...</title>") == 3
     assert ">client accuracy (%)</text>" in text
     assert drawable({"a": spots["a"]}) == {}
     crowd = {f"method-{i}": Spot(1 + i / 20, 0.5 + i / 400, "") for i in range(10)}
-    text = svg(crowd, share, dict.fromkeys(crowd, "#000"), "MB", "%")
+    text = svg(crowd, share, dict.fromkeys(crowd, "#000"), ("MB", "%"))
     names = r"<text x='([\d.]+)' y='([\d.]+)' text-anchor='(start|end)'>[^%]*?method"
     boxes = [(float(x) - 60 * (side == "end"), float(y)) for x, y, side in re.findall(names, text)]
     assert len(boxes) == 10

@@ -24,6 +24,7 @@ _LONGEST = 22  # letters of a name
 _NEAR = 0.02  # of an axis: dots that cover each other
 
 Range = tuple[float, float]
+Labels = tuple[str, str]  # of the x and the y axis
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,7 @@ def together(spots: Mapping[str, Spot], measure: Measure) -> list[list[str]]:
 
 
 def svg(
-    spots: Mapping[str, Spot],
-    measure: Measure,
-    colours: Mapping[str, str],
-    x_label: str,
-    y_label: str,
+    spots: Mapping[str, Spot], measure: Measure, colours: Mapping[str, str], labels: Labels
 ) -> str:
     """The figure for a page."""
     (left, right), (low, high) = ranges(spots, measure)
@@ -159,8 +156,8 @@ def svg(
     middle = (_TOP + bottom) / 2
     out.append(
         f"<text x='{(_LEFT + end) / 2:.0f}' y='{_HEIGHT - 8}' text-anchor='middle'>"
-        f"{escape(x_label)}</text><text transform='translate(13,{middle:.0f}) rotate(-90)' "
-        f"text-anchor='middle'>{escape(y_label)}</text>"
+        f"{escape(labels[0])}</text><text transform='translate(13,{middle:.0f}) rotate(-90)' "
+        f"text-anchor='middle'>{escape(labels[1])}</text>"
     )
     return f"<svg class='cost' role='img' viewBox='0 0 {_WIDTH} {_HEIGHT}'>{''.join(out)}</svg>"
 
@@ -208,18 +205,14 @@ def _covers(
 
 
 def plot_costs(
-    spots: Mapping[str, Spot],
-    measure: Measure,
-    colours: Mapping[str, str],
-    x_label: str,
-    y_label: str,
+    spots: Mapping[str, Spot], measure: Measure, colours: Mapping[str, str], labels: Labels
 ) -> Figure:
     """The figure for print."""
     figure = new_figure(6, 4)
     axis = figure.subplots()
     across, up = ranges(spots, measure)
     axis.set_xscale("log")
-    axis.set(xlim=across, ylim=up, xlabel=x_label, ylabel=y_label)
+    axis.set(xlim=across, ylim=up, xlabel=labels[0], ylabel=labels[1])
     axis.set_xticks(log_ticks(*across), [f"{t:g}" for t in log_ticks(*across)])
     axis.minorticks_off()
     axis.grid(alpha=0.3)

@@ -49,7 +49,8 @@ def _figures(page: Page) -> dict[str, Figure]:
         out["clients"] = _clients(page)
     if spots := drawable(page.costs):
         colours = {name: _style(page, name)["color"] for name in spots}
-        out["cost"] = plot_costs(spots, page.measure, colours, page.cost_unit, page.cost_score)
+        labels = page.cost_unit, page.cost_score
+        out["cost"] = plot_costs(spots, page.measure, colours, labels)
     if page.held is not None and page.held.counts:
         held = page.held
         out["partition"] = plot_counts(np.array(held.counts), held.classes, held.names)

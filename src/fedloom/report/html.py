@@ -415,7 +415,7 @@ def _costs(page: Page) -> str:
     if not spots:
         return ""
     colours = {name: _ink(list(page.methods).index(name)) for name in spots}
-    drawing = cost_svg(spots, page.measure, colours, page.cost_unit, page.cost_score)
+    drawing = cost_svg(spots, page.measure, colours, (page.cost_unit, page.cost_score))
     title = f"{_capital(page.measure.called)} against cost"
     left = ", ".join(name for name, spot in page.costs.items() if not spot.cost)
     note = f"<p class='small'>Not drawn, as nothing is sent: {escape(left)}.</p>" if left else ""
