@@ -58,10 +58,10 @@ def test_outside_of_notebooks_nothing_is_shown_unless_asked_for(quick, capsys):
 
 
 def test_a_sweep_shows_itself(in_tmp):
-    small = {"clients": 4, "rounds": 2, "model_options": {"hidden": [4]}}
-    found = fedloom.sweep(["fedavg"], {"lr": [0.1, 0.2]}, seeds=1, out="s", **small)
+    small = {"clients": 4, "rounds": 6, "model_options": {"hidden": [16]}}
+    found = fedloom.sweep(["fedavg"], {"lr": [0.01, 0.2]}, seeds=1, out="s", **small)
     assert found._repr_html_().count("<table") == 2
-    assert found.table["lr"].tolist() == ["0.1", "0.2"]
+    assert found.table["lr"].tolist() == ["0.01", "0.2"]
     alone = fedloom.run("fedavg", lr=0.2, **small)
     assert found.table["macro"].tolist()[1] == pytest.approx(alone.summary["macro"])
     again = fedloom.load("s")
