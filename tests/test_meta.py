@@ -24,7 +24,9 @@ from fedloom.local import (
     Reptile,
     cross_entropy,
 )
+from fedloom.local.control import MoreauEnvelope
 from fedloom.local.meta import QUERY, SUPPORT
+from fedloom.local.rule import WHOLE
 from fedloom.method import Method
 from fedloom.methods.tuned import FedPerMeta
 from fedloom.mix import Average, GradientStep
@@ -308,6 +310,30 @@ def test_adam_steps_meta_methods_alike_on_all_engines_and_kernels(quick, name, o
     for other in ({"engine": "serial"}, {"engine": "stacked"}, {"engine": "processes"}):
         for key, value in states(quick(name, **other, **common)).items():
             assert torch.allclose(value, reference[key], atol=2e-5), (other, key)
+
+
+@pytest.mark.parametrize("name", ["fedmeta-maml", "fedmeta-metasgd", "pfedme"])
+@pytest.mark.parametrize("model", ["mlp", "lenet"])
+def test_parameters_as_one_tensor_are_the_same_as_by_name(quick, monkeypatch, name, model):
+    more = {"engine": "serial", "kernels": "auto", "model": model, "rounds": 2, "clients": 3}
+    if model == "lenet":
+        more["data_options"], more["data"] = {"shape": "1x16x16", "samples": 90}, "synthetic"
+    names = []
+    one = states(quick(name, **more))
+    for rule in (MAML, MoreauEnvelope):
+        asked = rule.objective
+
+        def objective(self, net, params, data, me, asked=asked):
+            names.extend(params)
+            return asked(self, net, params, data, me)
+
+        monkeypatch.setattr(rule, "alike", False)
+        monkeypatch.setattr(rule, "objective", objective)
+    other = states(quick(name, **more))
+    assert WHOLE not in names
+    assert len(set(names)) > 1
+    for key, value in one.items():
+        assert torch.allclose(value, other[key], atol=1e-6), key  # sums in another order
 
 
 def test_a_pass_may_go_over_the_support_part_first():

@@ -44,7 +44,7 @@ def returned_if_any(
 
 def returned_names(part: object, function: str, value: Any, where: str) -> Mapping[str, Any]:
     """The same for values by name."""
-    return returned(part, function, value, Mapping, where)  # type: ignore[type-abstract]
+    return value if type(value) is dict else returned(part, function, value, Mapping, where)  # type: ignore[type-abstract]
 
 
 def returned_pair(

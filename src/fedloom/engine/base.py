@@ -29,7 +29,7 @@ from fedloom.tasks import Kept, Sums, Task
 #: what each client last sent, for selectors that ask
 Lasts = Sequence[Last | None] | None
 
-_BLOCK = 4096  # samples of one scoring job, where one model is scored on many
+BLOCK = 4096  # samples of one scoring job, where one model is scored on many
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ class Engine(ABC):
         computes them. Norm statistics are measured per block, so there they stay together."""
         owner = np.repeat(np.arange(len(groups)), [len(g) for g in groups])
         indices = np.concatenate(groups)
-        size = max(len(indices), 1) if self.setting.static else _BLOCK
+        size = max(len(indices), 1) if self.setting.static else BLOCK
         for at in range(0, len(indices), size):
             some, local = np.unique(owner[at : at + size], return_inverse=True)
             yield Block(row, common, indices[at : at + size], local, who[some], calibrate)

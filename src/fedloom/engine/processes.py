@@ -1,10 +1,12 @@
 """The process engine: a pool of single-thread workers over shared memory.
 
 Workers are forked, so they share the data and everything else that was there before without a copy;
-rows go in and out through two shared matrices, and only a few words per client are sent. The
-longest job starts first. A worker that dies is replaced and its client trained again. What a job is
-does not depend on the number of workers, so that results do not either. For
-convolutions on CPUs this beats threads: a small network's step has little to share out.
+rows go in and out through two shared matrices, and only a few words per client are sent. All
+workers are told all jobs of a round, and take them one after the other, the longest first, from a
+queue that they share, so that nobody waits for the parent, which would need a core to answer. A
+worker that dies is replaced and what it had is done again. What a job is does not depend on the
+number of workers, so that results do not either. For convolutions on CPUs this beats threads: a
+small network's step has little to share out.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -54,15 +56,17 @@ Recalled = tuple[int, int, np.ndarray | None] | None
 
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _TRIES = 3  # of one client's job, when its worker dies
-_AHEAD = 2**15  # bytes of a job that is sent to a worker that still has one: they fit into its pipe
+_QUEUED = 2**12  # numbers that the queue of jobs holds at most; a pipe has room for four times that
+_NUMBER = 4  # bytes of one
 _LEAST_SLOTS = 64  # rows that fit the shared matrices, at least; pages not used cost nothing
 
 
 @dataclass
 class _Member:
+    place: int  # in the pool
     process: BaseProcess
     pipe: Connection
-    jobs: deque[int] = field(default_factory=deque)  # under way: the first, and the next
+    busy: bool = False
 
 
 class Processes(Engine):
@@ -99,9 +103,11 @@ class Processes(Engine):
         self._recalled = _shared_rows(slots if recalls else 1, setting)
         self._oom_kills = _oom_kills()
         self._known: tuple[bytes, Order] | None = None  # to a worker: the last order, unpacked
+        self._queue = _Queue()
+        self._doing = np.frombuffer(mmap.mmap(-1, 8 * workers), dtype=np.int64)  # 1 + a job, or 0
         self._members: list[_Member] = []
-        for _ in range(workers):
-            self._members.append(self._hire())
+        for place in range(workers):
+            self._members.append(self._hire(place))
 
     def train_each(
         self, order: Order, clients: np.ndarray, rows: Tensor, lasts: Lasts = None
@@ -113,7 +119,7 @@ class Processes(Engine):
             some = clients[at : at + slots]
             self._place(rows[:1] if same else rows[at : at + slots])
             sizes = [work(self.setting, order, int(c)) for c in some]
-            hands = self._together(training_jobs(self._inner, self.setting, order, some), sizes)
+            hands = training_jobs(self._inner, self.setting, order, some)
             known = self._recall(lasts[at : at + slots]) if lasts else [None] * len(some)
             jobs = [
                 ("train", words, some[h], [0] * len(h) if same else h, h, [known[i] for i in h])
@@ -136,7 +142,7 @@ class Processes(Engine):
             self._place(placed)
             some = [replace(b, row=b.row - at) for b in blocks if same or at <= b.row < at + slots]
             sizes = [len(b.indices) for b in some]
-            hands = self._together(scoring_jobs(self._inner, self.setting, placed, some), sizes)
+            hands = scoring_jobs(self._inner, self.setting, placed, some)
             jobs = [("score", [some[i] for i in hand], len(placed)) for hand in hands]
             answers = self._run(jobs, [sum(sizes[i] for i in h) for h in hands])
             found = {
@@ -169,141 +175,122 @@ class Processes(Engine):
             out.append(words)
         return out
 
-    def _together(self, hands: list[list[int]], sizes: Sequence[float]) -> list[list[int]]:
-        """Fewer, larger jobs, where grouping does not change results (in a stack, padding would):
-        half of what is left is split among all workers, again and again, so that the last jobs are
-        short and no worker waits long for the others."""
-        if self.stacks:
-            return hands
-        total = [sum(sizes[i] for i in hand) for hand in hands]
-        waiting = deque(sorted(range(len(hands)), key=lambda k: -total[k]))
-        out: list[list[int]] = []
-        while waiting:
-            share = sum(total[k] for k in waiting) / (2 * len(self._members))
-            for _ in range(min(len(self._members), len(waiting))):
-                job: list[int] = []
-                size = 0.0
-                while waiting and (not job or size < share):
-                    k = waiting.popleft()
-                    job += hands[k]
-                    size += total[k]
-                out += [job] if job else []
-        return out
-
     def _run(self, jobs: list[tuple[Any, ...]], sizes: Sequence[float]) -> list[Any]:
         """Do all jobs, longest first; answers in the order of the jobs."""
-        waiting = deque(sorted(range(len(jobs)), key=lambda i: -sizes[i]))
         answers: dict[int, Any] = {}
         tries = [0] * len(jobs)
-        words = [_words(job) for job in jobs]
         while len(answers) < len(jobs):
-            self._hand_out(words, sizes, waiting)
-            ready = wait([m.pipe for m in self._members if m.jobs])
-            for member in [m for m in self._members if m.pipe in ready]:
-                job = member.jobs[0]
-                try:
-                    kind, answer = _received(member.pipe)
-                except (EOFError, OSError):
-                    tries[job] += 1
-                    waiting.extendleft(reversed(member.jobs))
-                    self._replace(member, jobs[job], tries[job])
-                    continue
-                member.jobs.popleft()
-                if kind == "error":
-                    self._settle()
-                    raise answer
-                answers[job] = answer
+            todo = [i for i in range(len(jobs)) if i not in answers]
+            todo.sort(key=lambda i: -sizes[i])
+            words = _words(([jobs[i] for i in todo], cuts := self._queue.put(len(todo))))
+            for member in self._members[:cuts]:
+                member.busy = True
+                with contextlib.suppress(OSError):  # it died while idle: receiving will tell
+                    member.pipe.send_bytes(words)
+            while busy := {m.pipe: m for m in self._members if m.busy}:
+                for pipe in wait(list(busy)):
+                    member = busy[pipe]  # type: ignore[index]
+                    member.busy = False
+                    try:
+                        kind, answer = _received(member.pipe)
+                    except (EOFError, OSError):
+                        job = todo[max(int(self._doing[member.place]) - 1, 0)]
+                        tries[job] += 1
+                        self._replace(member, jobs[job], tries[job])
+                        continue
+                    if kind == "error":
+                        self._settle()
+                        raise answer
+                    answers.update((todo[k], found) for k, found in answer.items())
+            self._queue.clear()  # where all have died
         return [answers[i] for i in range(len(jobs))]
-
-    def _hand_out(
-        self, words: Sequence[bytes], sizes: Sequence[float], waiting: deque[int]
-    ) -> None:
-        """A job for every idle worker; then a second one for those that will finish first, so that
-        jobs follow one another without a round trip. What might not fit into a pipe is not sent
-        ahead: both sides could wait for each other to read."""
-        for member in [m for m in self._members if not m.jobs]:
-            if waiting:
-                self._give(member, words, waiting.popleft())
-        for member in [m for m in self._members if len(m.jobs) == 1]:
-            if not waiting or len(words[waiting[0]]) > _AHEAD:
-                return
-            todo = sum(sizes[i] for i in (*waiting, *(j for m in self._members for j in m.jobs)))
-            if sizes[member.jobs[0]] + sizes[waiting[0]] < todo / len(self._members):
-                self._give(member, words, waiting.popleft())
-
-    def _give(self, member: _Member, words: Sequence[bytes], job: int) -> None:
-        member.jobs.append(job)
-        with contextlib.suppress(OSError):  # it died while idle: receiving will tell
-            member.pipe.send_bytes(words[job])
 
     def _replace(self, member: _Member, job: tuple[Any, ...], tries: int) -> None:
         member.process.join(1)
         code = member.process.exitcode
         if tries >= _TRIES:
+            self._settle()
             raise FedloomError(
                 f"A worker died {tries} times on the same job ({_name(job)}): "
                 f"{_ending(code, _oom_kills() > self._oom_kills)}. Finished rounds are kept: "
                 "continue with --resume."
             )
         member.pipe.close()
-        fresh = self._hire(instead_of=member)
-        member.process, member.pipe, member.jobs = fresh.process, fresh.pipe, deque()
+        fresh = self._hire(member.place)
+        member.process, member.pipe = fresh.process, fresh.pipe
 
     def _settle(self) -> None:
         """Wait for jobs under way, so that the pool is clean after an error."""
+        self._queue.clear()
         for member in self._members:
-            with contextlib.suppress(EOFError, OSError):
-                for _ in member.jobs:
+            if member.busy:
+                with contextlib.suppress(EOFError, OSError):
                     member.pipe.recv_bytes()
-            member.jobs.clear()
+            member.busy = False
 
-    def _hire(self, instead_of: _Member | None = None) -> _Member:
+    def _hire(self, place: int) -> _Member:
         context = mp.get_context("fork")
         ours, theirs = context.Pipe()
-        others = [m.pipe for m in self._members if m is not instead_of]
+        others = [m.pipe for m in self._members if m.place != place]
         process = context.Process(
-            target=self._serve, args=(theirs, [ours, *others]), daemon=True, name="fedloom-worker"
+            target=self._serve,
+            args=(place, theirs, [ours, *others]),
+            daemon=True,
+            name="fedloom-worker",
         )
+        self._doing[place] = 0
         process.start()
         theirs.close()
-        return _Member(process, ours)
+        return _Member(place, process, ours)
 
     # -- in the worker -----------------------------------------------------------------------------
 
-    def _serve(self, pipe: Connection, foreign: list[Connection]) -> None:
+    def _serve(self, place: int, pipe: Connection, foreign: list[Connection]) -> None:
         """Answer jobs until the pipe closes, as it does when the parent ends, however it ends."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also amid a long job
+        # A worker that wakes must not take the core from the parent, which has others to wake.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         for other in foreign:
             other.close()
         if self.setting.threads == 1:
-            self._answer(pipe)
+            self._answer(place, pipe)
         # OpenMP gives each thread that asks helpers of its own, and those of the thread that forked
         # stayed with the parent: a step of several threads would wait for them for ever.
-        thread = threading.Thread(target=self._answer, args=(pipe,))
+        thread = threading.Thread(target=self._answer, args=(place, pipe))
         thread.start()
         thread.join()
 
-    def _answer(self, pipe: Connection) -> NoReturn:
+    def _answer(self, place: int, pipe: Connection) -> NoReturn:
         torch.set_num_threads(self.setting.threads)
         inner: OneProcess | None = None
         while True:
             try:
-                job = _received(pipe)
+                jobs, cuts = _received(pipe)
             except (EOFError, OSError):
                 os._exit(0)
             answer: tuple[str, Any]
             try:
                 inner = inner or self._inner(self.setting)
-                answer = "done", self._do(inner, job)
+                mine = self._mine(place, len(jobs), cuts)
+                answer = "done", {k: self._do(inner, jobs[k]) for k in mine}
             except FedloomError as e:
                 answer = "error", e
             except Exception:
                 answer = "error", RuntimeError(f"in a worker:\n{traceback.format_exc()}")
+            self._doing[place] = 0
             try:
                 pipe.send_bytes(_words(answer))
             except OSError:  # the parent is gone
                 os._exit(0)
+
+    def _mine(self, place: int, jobs: int, cuts: int) -> Iterator[int]:
+        """The jobs that are left, one at a time, as this worker gets to them."""
+        while (part := self._queue.take()) is not None:
+            for k in range(jobs * part // cuts, jobs * (part + 1) // cuts):
+                self._doing[place] = 1 + k
+                yield k
 
     def _do(self, inner: OneProcess, job: tuple[Any, ...]) -> Any:
         if job[0] == "score":
@@ -339,6 +326,38 @@ class Processes(Engine):
             assert isinstance(order, Order)
             self._known = words, order
         return self._known[1]
+
+
+class _Queue:
+    """Numbers from 0, each of which one process takes. The kernel keeps order in a pipe, whoever
+    reads from it or dies."""
+
+    def __init__(self) -> None:
+        self._out, self._in = os.pipe()
+        os.set_blocking(self._out, False)
+        weakref.finalize(self, _close, self._out, self._in)
+
+    def put(self, count: int) -> int:
+        """Numbers for `count` things; returns how many parts these come in."""
+        parts = min(count, _QUEUED)
+        os.write(self._in, np.arange(parts, dtype=np.int32).tobytes())
+        return parts
+
+    def take(self) -> int | None:
+        """The next one, if there is one left."""
+        try:
+            return int.from_bytes(os.read(self._out, _NUMBER), sys.byteorder)
+        except BlockingIOError:
+            return None
+
+    def clear(self) -> None:
+        while self.take() is not None:
+            pass
+
+
+def _close(*files: int) -> None:
+    for file in files:
+        os.close(file)
 
 
 class _Packer(pickle.Pickler):

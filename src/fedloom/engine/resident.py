@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.layout import Entry, Layout
-from fedloom.local.rule import Params
+from fedloom.local.rule import WHOLE, Params
 from fedloom.models.counts import saved_bytes, training_macs
 from fedloom.models.strided import tame_strides
 from fedloom.native.net import Native
@@ -55,7 +55,8 @@ class Resident:
                 buffers[e.name].data = e.view(self.row)
             elif e.kind == "buffer":
                 self._whole.append((e, buffers[e.name]))
-        self.params = {e.name: params[e.name] for e in self.layout.entries if e.kind == "param"}
+        self._trained = [e for e in self.layout.entries if e.kind == "param"]
+        self.params = {e.name: params[e.name] for e in self._trained}
         # All trainable columns as one leaf: gradients through the kernels add up in `grad` as well.
         self._leaf = self.weights.detach().requires_grad_()
         self._leaf.grad = self.grad
@@ -70,6 +71,15 @@ class Resident:
         for entry, buffer in self._whole:
             entry.view(self.row).copy_(buffer)
         return self.row
+
+    def as_one(self, weights: Tensor) -> Params:
+        """The trainable columns for a rule that treats all parameters alike: the parameters as one
+        tensor, and each of its extra columns as one."""
+        extras = [e.name.split("/")[0] for e in self.layout.entries if e.kind == "extra"]
+        names = [WHOLE, *(f"{extra}/{WHOLE}" for extra in dict.fromkeys(extras))]
+        return (
+            dict(zip(names, weights.chunk(len(names)), strict=True)) if extras else {WHOLE: weights}
+        )
 
     def at(self, narrower: Narrower | None) -> Resident:
         """The same, with the narrower net that the next steps have."""
@@ -87,6 +97,8 @@ class Resident:
             return logits
         if params is self.params:
             return self.module(x)
+        if WHOLE in params:
+            params = {e.name: e.view(params[WHOLE]) for e in self._trained}
         own = {name: value for name, value in params.items() if name in self.params}
         # Norms move their statistics in place, which no derivative may see: they get copies.
         moving = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
@@ -119,13 +131,18 @@ def can_pass(x: Tensor) -> bool:
 def flat(layout: Layout, tensors: Params) -> Tensor:
     """Tensors by name as the trainable columns of a row, so that gradients reach them; columns that
     a rule adds are 0, as no pass looks at them."""
-    parts = [
-        (tensors[e.name].movedim(1, -1) if len(e.shape) == 4 else tensors[e.name]).reshape(-1)
-        for e in layout.entries
-        if e.kind == "param"
-    ]
+    parts = (
+        [tensors[WHOLE]]
+        if WHOLE in tensors
+        else [
+            (tensors[e.name].movedim(1, -1) if len(e.shape) == 4 else tensors[e.name]).reshape(-1)
+            for e in layout.entries
+            if e.kind == "param"
+        ]
+    )
     extra = layout.trainable - sum(p.numel() for p in parts)
-    return _Joined.apply(*parts, parts[0].new_zeros(extra)) if extra else _Joined.apply(*parts)
+    parts += [parts[0].new_zeros(extra)] if extra else []
+    return _Joined.apply(*parts) if len(parts) > 1 else parts[0]
 
 
 class _Joined(torch.autograd.Function):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedloom.data.public import PublicSet
 from fedloom.engine import asked
-from fedloom.engine.base import Block, Done, Order, Scored, Setting, Tally
+from fedloom.engine.base import BLOCK, Block, Done, Order, Scored, Setting, Tally
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
 from fedloom.engine.kernels import kernels_for, update_of, whole_steps
 from fedloom.engine.memory import keep_freed_memory
@@ -195,7 +195,7 @@ class Worker:
         batches = [step["train"] for step in job.steps]
         pictures, y = shelf.pictures(batches)
         data_seconds = time.perf_counter() - started
-        cuts = np.cumsum([0, *map(len, batches)])
+        cuts = np.array([0, *accumulate(map(len, batches))])
         follows = rule.hands_back == "weights"
         bends = type(rule).direction is not LocalRule.direction
         update = update_of(optimiser, memory)
@@ -379,8 +379,7 @@ class Worker:
                 each, saved = narrower.costs(data.shape)
                 macs += seen * count // len(job.steps) * each
                 inside = max(inside, saved)
-        sizes = (sum(at.shape[-1] for at in step.values()) for step in job.steps)
-        batch = max(sizes, default=0)
+        batch = max(map(_size, job.steps), default=0)
         copies = 2 + sum(name != "count" for name in order.optimiser.values)
         memory = copies * resident.layout.trainable * resident.layout.bytes
         memory += batch * (self._saved[None if chosen is None else chosen.shape] + inside)
@@ -410,10 +409,11 @@ class Worker:
         source = self.source(block)
         tally = Tally(self.setting.task, len(block.who))
         kept = []
+        size = SCORE_BATCH if resident.native is None else BLOCK  # kernels cut it up themselves
         with torch.inference_mode(), self.setting.autocast():
-            for at in range(0, len(block.indices), SCORE_BATCH):
-                logits, y = self._look(resident, source, block.indices[at : at + SCORE_BATCH])
-                tally.add(logits, y, block.owner[at : at + SCORE_BATCH])
+            for at in range(0, len(block.indices), size):
+                logits, y = self._look(resident, source, block.indices[at : at + size])
+                tally.add(logits, y, block.owner[at : at + size])
                 if block.probabilities:
                     kept.append(logits.softmax(-1).double().cpu().numpy())
         return tally.scored(np.concatenate(kept) if kept else None)
@@ -450,7 +450,8 @@ class Worker:
         self, resident: Resident, rule: LocalRule, data: Mapping[str, Batch], me: Context
     ) -> Tensor:
         weights = resident.weights.detach().requires_grad_()
-        params: Params = resident.layout.tensors(weights)
+        as_one = rule.alike and resident.native is not None
+        params: Params = resident.as_one(weights) if as_one else resident.layout.tensors(weights)
         if resident.native is None:  # torch's second derivatives are faster channel by channel
             data = {part: replace(batch, x=batch.x.contiguous()) for part, batch in data.items()}
             params = {n: p.contiguous() for n, p in params.items()}
@@ -621,6 +622,11 @@ def check_back(rule: LocalRule, job: Job, back: Back) -> None:
             f"{name} handed back a model of {back.row.numel():,} values for client {job.client}, "
             f"whose model has {job.start.numel():,}."
         )
+
+
+def _size(step: Samples) -> int:
+    """The samples of a step, or of the largest of its batches."""
+    return sum([at.shape[-1] for at in step.values()])
 
 
 def _seed_torch(seed: int, device: torch.device) -> None:

@@ -62,6 +62,7 @@ class MoreauEnvelope(LocalRule):
     alpha: float = 0.01
     inner: int = 5
     differentiates = True
+    alike = True
 
     def __post_init__(self) -> None:
         non_negative("lam", self.lam)

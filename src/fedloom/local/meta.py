@@ -53,6 +53,7 @@ class MAML(LocalRule):
     parts = (SUPPORT, QUERY)
     weighs = QUERY
     differentiates = True
+    alike = True
 
     def __post_init__(self) -> None:
         non_negative("alpha", self.alpha)

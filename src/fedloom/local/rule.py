@@ -24,6 +24,7 @@ from fedloom.kinds import Values
 from fedloom.tasks import CLASSES, Task
 
 Params = Mapping[str, Tensor]
+WHOLE = "*"  # the name of all parameters as one flat tensor, for rules that treat them `alike`
 #: the samples of one step: positions within each of the client's data parts
 Samples = Mapping[str, np.ndarray]
 
@@ -201,8 +202,10 @@ class LocalRule:
     such a rule is refused where a task has none ("" where it needs none).
 
     `differentiates` says that `objective` takes derivatives itself, so the engine must call it on
-    functional parameters; `narrows` that it also trains narrower nets inside its own, one of
-    `widths` in each step; `hands_back` what the model's columns carry after `finish`.
+    functional parameters, and `alike` that it treats all of them the same, whatever their names and
+    shapes, so that the engine may give them as one flat tensor, which is faster; `narrows` that it
+    also trains narrower nets inside its own, one of `widths` in each step; `hands_back` what the
+    model's columns carry after `finish`.
     """
 
     parts: tuple[str, ...] = ("train",)
@@ -214,6 +217,7 @@ class LocalRule:
     extras: Mapping[str, float] = {}
     probabilities: str = ""
     differentiates: bool = False
+    alike: bool = False
     narrows: bool = False
     hands_back: Literal["weights", "gradients"] = "weights"
 

@@ -542,6 +542,19 @@ void fl_forward(Program* p, float* W, int update, float* out) {
     if (out) of(p).logits(p, out);
 }
 
+// Outputs of n samples, (outputs, n, classes): as many samples at a time as there is memory for.
+void fl_look(Program* p, float* W, const void* images, int kind, const int64_t* at, long n, const float* scale, const float* shift,
+             const uint8_t* flip, const int32_t* offset, int crop, float* out) {
+    const long size = p->blocks * p->lanes, classes = p->values[p->out[0]].c;
+    for (long a = 0; a < n; a += size) {
+        const long some = std::min(size, n - a), next = std::min(size, n - a - some);
+        of(p).load(p, images, kind, at + a, some, scale, shift, flip ? flip + a : nullptr, offset ? offset + 2 * a : nullptr, crop);
+        expect(p, images, kind, at + a + some, next);
+        of(p).forward(p, W, 0);
+        for (int k = 0; k < p->n_out; k++) of(p).read(p, p->out[k], out + (k * n + a) * classes, classes);
+    }
+}
+
 // A value of the batch that went forward last, (n, features), in rows that are `stride` apart.
 void fl_read(const Program* p, int value, float* to, long stride) { of(p).read(p, value, to, stride); }
 

@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fl_load": (None, [_P, _P, _I, _P, _I, _P, _P, _P, _P, _I]),
     "fl_mask": (None, [_P, _I, _P]),
     "fl_forward": (None, [_P, _P, _I, _P]),
+    "fl_look": (None, [_P, _P, _P, _I, _P, _L, _P, _P, _P, _P, _I, _P]),
     "fl_read": (None, [_P, _I, _P, _L]),
     "fl_backward": (None, [_P, _P, _P, _P, _I]),
     "fl_gradient": (_D, [_P, _P, _P, _P, _F, _I, _I]),

@@ -130,9 +130,7 @@ class Program:
     def forward(self, row: Tensor, n: int, update: bool) -> Tensor:
         out = torch.empty(len(self.plan.outputs), n, self.plan.classes)
         self.lib.fl_forward(self.handle, row.data_ptr(), int(update), out.data_ptr())
-        if self.plan.averaged:
-            return out.mean(0)
-        return out if self.plan.stacked else out[0]
+        return self.plan.combined(out)
 
     def read(self, value: int, to: Tensor) -> None:
         """Copy a value of the last forward pass into `to`: samples × features."""
@@ -281,22 +279,19 @@ class Native:
 
     def logits(self, row: Tensor, pictures: Pictures) -> Tensor:
         """The model's outputs in evaluation mode."""
-        program = self.program(min(len(pictures), CHUNK), False)
-        out = []
-        for at in range(0, len(pictures), CHUNK):
-            some = pictures.some(at, at + CHUNK)
-            program.load(some)
-            out.append(program.forward(row, len(some), False))
-        return torch.cat(out)
+        made, n, given = self._plans[False], len(pictures), pictures.array
+        program = self.program(min(n, CHUNK), False)
+        out = torch.empty(len(made.outputs), n, made.classes)
+        program.lib.fl_look(
+            program.handle, row.data_ptr(), given.ctypes.data, int(given.dtype == np.uint8),
+            _data(pictures.at), n, _ptr(pictures.scale), _ptr(pictures.shift),
+            _data(pictures.flip), _data(pictures.offset), pictures.crop, out.data_ptr(),
+        )  # fmt: skip
+        return made.combined(out)
 
     def answers(self, row: Tensor, x: Tensor) -> Tensor:
         """The same, of normalised images."""
-        program = self.program(min(len(x), CHUNK), False)
-        out = []
-        for some in x.split(CHUNK):
-            program.load_batch(some)
-            out.append(program.forward(row, len(some), False))
-        return torch.cat(out)
+        return self.logits(row, Pictures(x.detach().contiguous().numpy(), np.arange(len(x))))
 
     @cached_property
     def _watching(self) -> Program:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from fedloom.layout import Entry, Layout
@@ -124,6 +124,12 @@ class Plan:
     activations: dict[
         str, tuple[int, ...]
     ]  # by layer: the values that they are, of a watching plan
+
+    def combined(self, out: Tensor) -> Tensor:
+        """What the module returns, of its outputs, (outputs, N, classes)."""
+        if self.averaged:
+            return out.mean(0)
+        return out if self.stacked else out[0]
 
 
 def plan(
