@@ -1,5 +1,7 @@
 """The same results from every engine, for every method."""
 
+import fcntl
+import multiprocessing as mp
 import os
 import signal
 import subprocess
@@ -18,9 +20,10 @@ from torch import nn
 
 import fedloom
 from fedloom.engine.choose import pick
-from fedloom.engine.processes import _ending
+from fedloom.engine.processes import _ending, _Queue
 from fedloom.errors import FedloomError, OutOfMemory
 from fedloom.local import SGD
+from fedloom.mix import Average
 from fedloom.models import build
 from fedloom.models.nets import Conv4
 from fedloom.tasks import CLASSES
@@ -302,6 +305,82 @@ def test_a_crashed_worker_is_replaced_and_its_client_retrained(quick, in_tmp):
 def test_a_client_that_always_kills_its_worker_ends_the_run(quick, in_tmp):
     with pytest.raises(FedloomError, match="died 3 times"):
         quick(method(local=Dies(str(in_tmp / "flag"), always=True)), engine="processes", workers=2)
+
+
+class Kills(Average):
+    """After the first round, kills all workers, who have nothing to do then."""
+
+    killed = 0
+
+    def combine(self, g):
+        if g.round == 1:
+            for worker in mp.active_children():
+                os.kill(worker.pid, signal.SIGKILL)
+                worker.join()
+                Kills.killed += 1
+        return super().combine(g)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_that_die_while_idle_are_replaced(quick, workers, monkeypatch):
+    monkeypatch.setattr(Kills, "killed", 0)
+    plain = quick(participation=1.0)
+    killed = quick(method(mix=Kills()), engine="processes", participation=1.0, workers=workers)
+    assert Kills.killed == workers
+    assert torch.equal(states(plain)["shared"], states(killed)["shared"])
+
+
+@dataclass(frozen=True)
+class Tires(SGD):
+    """A worker is gone after every third client, as one is that leaks memory."""
+
+    folder: str = ""
+
+    def plan(self, sizes, budget, rng):
+        count = Path(self.folder) / f"{os.getpid()}"
+        done = len(count.read_text()) if count.exists() else 0
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count.write_text("x" * (done + 1))
+        return super().plan(sizes, budget, rng)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_pool_whose_workers_do_not_last_gets_on(quick, in_tmp, workers):
+    plain = quick(participation=1.0, rounds=2)
+    tired = quick(method(local=Tires(str(in_tmp))), engine="processes", participation=1.0,
+                  workers=workers, rounds=2)  # fmt: skip
+    assert torch.equal(states(plain)["shared"], states(tired)["shared"])
+
+
+class Odd(FedloomError):
+    """Can't be read by another process."""
+
+    def __init__(self, what, why):
+        super().__init__(f"{what}: {why}")
+
+
+@dataclass(frozen=True)
+class Complains(SGD):
+    def plan(self, sizes, budget, rng):
+        raise Odd("nothing", "works")
+
+
+def test_an_error_that_can_not_be_pickled_is_told_by_its_text(quick):
+    with pytest.raises(FedloomError, match="nothing: works"):
+        quick(method(local=Complains()), engine="processes", workers=2)
+
+
+def test_the_queue_of_jobs_fits_the_smallest_pipe_and_leaves_none_out():
+    for count in (1, 7, 1024, 1025, 5000):
+        queue = _Queue()
+        fcntl.fcntl(queue._in, fcntl.F_SETPIPE_SZ, 4096)
+        parts = queue.put(count)
+        taken = [queue.take() for _ in range(parts)]
+        assert queue.take() is None
+        assert taken == list(range(parts))
+        jobs = [k for p in taken for k in range(count * p // parts, count * (p + 1) // parts)]
+        assert jobs == list(range(count))
 
 
 @dataclass(frozen=True)

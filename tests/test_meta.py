@@ -336,6 +336,22 @@ def test_parameters_as_one_tensor_are_the_same_as_by_name(quick, monkeypatch, na
         assert torch.allclose(value, other[key], atol=1e-6), key  # sums in another order
 
 
+def test_a_subclass_that_looks_at_names_gets_them(quick):
+    @dataclass(frozen=True)
+    class OnlyHead(MAML):
+        def _rates(self, params, weights):
+            return {name: self.alpha if name.startswith("out") else 0.0 for name in weights}
+
+    rule = method(local=OnlyHead(alpha=0.5))
+    ours, torchs = (
+        states(quick(rule, kernels=k, engine="serial"))["shared"] for k in ("auto", "torch")
+    )
+    assert torch.allclose(ours, torchs, atol=1e-6)
+    assert not torch.allclose(
+        ours, states(quick(method(local=MAML(alpha=0.5))))["shared"], atol=1e-4
+    )
+
+
 def test_a_pass_may_go_over_the_support_part_first():
     first, *rest = SGD().plan(
         {"train": 50, SUPPORT: 10}, Budget(batch=32), np.random.default_rng(0)

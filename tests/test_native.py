@@ -475,6 +475,13 @@ def test_what_the_kernels_do_not_know_is_named(net, reason):
         plan(net, Layout.of(net), (1, 2, 2))
 
 
+def test_a_net_whose_scores_depend_on_the_batch_is_left_to_torch():
+    norm = nn.BatchNorm1d(6, track_running_stats=False)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), norm, nn.Linear(6, 3))
+    with pytest.raises(Unplanned, match="scored together"):
+        Native(net, Layout.of(net), (1, 2, 2))
+
+
 def test_a_hook_is_not_passed_over():
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     net[1].register_forward_hook(lambda *_: None)

@@ -1,12 +1,12 @@
 """The process engine: a pool of single-thread workers over shared memory.
 
 Workers are forked, so they share the data and everything else that was there before without a copy;
-rows go in and out through two shared matrices, and only a few words per client are sent. All
-workers are told all jobs of a round, and take them one after the other, the longest first, from a
-queue that they share, so that nobody waits for the parent, which would need a core to answer. A
-worker that dies is replaced and what it had is done again. What a job is does not depend on the
-number of workers, so that results do not either. For convolutions on CPUs this beats threads: a
-small network's step has little to share out.
+rows go in and out through two shared matrices, and only a few words per client are sent. The jobs
+of a round are written where all workers can read them, who take them one after the other, the
+longest first, from a queue that they share, so that nobody waits for the parent, which would need a
+core to answer. A worker that dies is replaced and what it had is done again. What a job is does not
+depend on the number of workers, so that results do not either. For convolutions on CPUs this beats
+threads: a small network's step has little to share out.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import sys
 import threading
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -56,8 +58,9 @@ Recalled = tuple[int, int, np.ndarray | None] | None
 
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _TRIES = 3  # of one client's job, when its worker dies
-_QUEUED = 2**12  # numbers that the queue of jobs holds at most; a pipe has room for four times that
-_NUMBER = 4  # bytes of one
+_NUMBER = 4  # bytes of a number in the queue of jobs
+_QUEUED = 2**12 // _NUMBER  # numbers in it at most: the smallest pipe has a page of memory
+_IDLE = -1  # in place of a job, for workers that die without one
 _LEAST_SLOTS = 64  # rows that fit the shared matrices, at least; pages not used cost nothing
 
 
@@ -103,7 +106,7 @@ class Processes(Engine):
         self._recalled = _shared_rows(slots if recalls else 1, setting)
         self._oom_kills = _oom_kills()
         self._known: tuple[bytes, Order] | None = None  # to a worker: the last order, unpacked
-        self._queue = _Queue()
+        self._queue, self._board = _Queue(), _Board()
         self._doing = np.frombuffer(mmap.mmap(-1, 8 * workers), dtype=np.int64)  # 1 + a job, or 0
         self._members: list[_Member] = []
         for place in range(workers):
@@ -178,12 +181,16 @@ class Processes(Engine):
     def _run(self, jobs: list[tuple[Any, ...]], sizes: Sequence[float]) -> list[Any]:
         """Do all jobs, longest first; answers in the order of the jobs."""
         answers: dict[int, Any] = {}
-        tries = [0] * len(jobs)
+        tries: Counter[int] = Counter()
         while len(answers) < len(jobs):
             todo = [i for i in range(len(jobs)) if i not in answers]
             todo.sort(key=lambda i: -sizes[i])
-            words = _words(([jobs[i] for i in todo], cuts := self._queue.put(len(todo))))
-            for member in self._members[:cuts]:
+            # Where a worker has died, each does one job at a time, so that no more is lost.
+            most = 1 if tries else len(todo)
+            parts = self._queue.put(len(todo))
+            words = _words((self._board.put([jobs[i] for i in todo]), parts, most))
+            self._doing[:] = 0
+            for member in self._members[:parts]:
                 member.busy = True
                 with contextlib.suppress(OSError):  # it died while idle: receiving will tell
                     member.pipe.send_bytes(words)
@@ -194,26 +201,28 @@ class Processes(Engine):
                     try:
                         kind, answer = _received(member.pipe)
                     except (EOFError, OSError):
-                        job = todo[max(int(self._doing[member.place]) - 1, 0)]
+                        doing = int(self._doing[member.place]) - 1
+                        job = _IDLE if doing < 0 else todo[doing]
                         tries[job] += 1
-                        self._replace(member, jobs[job], tries[job])
+                        self._replace(member, None if doing < 0 else jobs[job], tries[job])
                         continue
                     if kind == "error":
                         self._settle()
                         raise answer
                     answers.update((todo[k], found) for k, found in answer.items())
-            self._queue.clear()  # where all have died
+            self._queue.clear()  # where some have died
         return [answers[i] for i in range(len(jobs))]
 
-    def _replace(self, member: _Member, job: tuple[Any, ...], tries: int) -> None:
+    def _replace(self, member: _Member, job: tuple[Any, ...] | None, tries: int) -> None:
+        """A new worker for one that died on a job, or without one: idle, or at its start."""
         member.process.join(1)
         code = member.process.exitcode
-        if tries >= _TRIES:
+        if tries >= (_TRIES if job else _TRIES * len(self._members)):
             self._settle()
+            what = f"{tries} times on the same job ({_name(job)})" if job else f"{tries} times"
             raise FedloomError(
-                f"A worker died {tries} times on the same job ({_name(job)}): "
-                f"{_ending(code, _oom_kills() > self._oom_kills)}. Finished rounds are kept: "
-                "continue with --resume."
+                f"A worker died {what}: {_ending(code, _oom_kills() > self._oom_kills)}. Finished "
+                "rounds are kept: continue with --resume."
             )
         member.pipe.close()
         fresh = self._hire(member.place)
@@ -239,7 +248,8 @@ class Processes(Engine):
             name="fedloom-worker",
         )
         self._doing[place] = 0
-        process.start()
+        with _undisturbed():
+            process.start()
         theirs.close()
         return _Member(place, process, ours)
 
@@ -267,30 +277,32 @@ class Processes(Engine):
         inner: OneProcess | None = None
         while True:
             try:
-                jobs, cuts = _received(pipe)
+                board, parts, most = _received(pipe)
             except (EOFError, OSError):
                 os._exit(0)
             answer: tuple[str, Any]
             try:
                 inner = inner or self._inner(self.setting)
-                mine = self._mine(place, len(jobs), cuts)
-                answer = "done", {k: self._do(inner, jobs[k]) for k in mine}
+                mine = self._mine(place, len(board) - 1, parts, most)
+                answer = "done", {k: self._do(inner, self._board.read(board, k)) for k in mine}
             except FedloomError as e:
-                answer = "error", e
+                answer = "error", _portable(e)
             except Exception:
                 answer = "error", RuntimeError(f"in a worker:\n{traceback.format_exc()}")
-            self._doing[place] = 0
             try:
                 pipe.send_bytes(_words(answer))
             except OSError:  # the parent is gone
                 os._exit(0)
 
-    def _mine(self, place: int, jobs: int, cuts: int) -> Iterator[int]:
-        """The jobs that are left, one at a time, as this worker gets to them."""
-        while (part := self._queue.take()) is not None:
-            for k in range(jobs * part // cuts, jobs * (part + 1) // cuts):
+    def _mine(self, place: int, jobs: int, parts: int, most: int) -> Iterator[int]:
+        """The jobs that are left, one at a time, as this worker gets to them, but at most so many
+        (those of a part are done together)."""
+        done = 0
+        while done < most and (part := self._queue.take()) is not None:
+            for k in range(jobs * part // parts, jobs * (part + 1) // parts):
                 self._doing[place] = 1 + k
                 yield k
+                done += 1
 
     def _do(self, inner: OneProcess, job: tuple[Any, ...]) -> Any:
         if job[0] == "score":
@@ -355,6 +367,58 @@ class _Queue:
             pass
 
 
+class _Board:
+    """Where the parent writes down jobs, and a worker reads those that it does: memory that they
+    share, as a file."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("fedloom-jobs")
+        weakref.finalize(self, _close, self._file)
+
+    def put(self, jobs: Sequence[tuple[Any, ...]]) -> list[int]:
+        """Write these in place of those before; returns where each starts and the last one ends."""
+        os.ftruncate(self._file, 0)
+        words = [_words(job) for job in jobs]
+        ends = list(accumulate(map(len, words), initial=0))
+        for start, each in zip(ends, words, strict=False):
+            _write(self._file, each, start)
+        return ends
+
+    def read(self, ends: Sequence[int], k: int) -> tuple[Any, ...]:
+        found, at = bytearray(), ends[k]
+        while at < ends[k + 1] and (some := os.pread(self._file, ends[k + 1] - at, at)):
+            found += some
+            at += len(some)
+        return pickle.loads(found)
+
+
+def _write(file: int, words: bytes, at: int) -> None:
+    """All of it: the system may write a part."""
+    left = memoryview(words)
+    while left:
+        done = os.pwrite(file, left, at)
+        left, at = left[done:], at + done
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits: amid a fork, Python would lose it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _portable(error: FedloomError) -> FedloomError:
+    """An error that the parent can read: as it is, or its text, if it can't be pickled."""
+    try:
+        pickle.loads(_words(error))
+    except Exception:
+        return FedloomError(str(error))
+    return error
+
+
 def _close(*files: int) -> None:
     for file in files:
         os.close(file)
@@ -381,7 +445,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _words(message: Any) -> bytes:
-    """There are no tensors in messages, so plain pickle will do: `Connection.send` looks through
+    """Hardly a tensor is in messages, so plain pickle will do: `Connection.send` looks through
     everything for memory that it could share."""
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 

@@ -450,7 +450,8 @@ class Worker:
         self, resident: Resident, rule: LocalRule, data: Mapping[str, Batch], me: Context
     ) -> Tensor:
         weights = resident.weights.detach().requires_grad_()
-        as_one = rule.alike and resident.native is not None
+        alike = vars(type(rule)).get("alike", False) and not rule.narrows
+        as_one = alike and resident.native is not None
         params: Params = resident.as_one(weights) if as_one else resident.layout.tensors(weights)
         if resident.native is None:  # torch's second derivatives are faster channel by channel
             data = {part: replace(batch, x=batch.x.contiguous()) for part, batch in data.items()}

@@ -123,6 +123,7 @@ class MetaSGD(MAML):
     """ŵ = w − α∘∇L(w; support) with a rate of its own for every weight, learned with the weights:
     (w, α) ← (w, α) − β∇_(w,α) L(ŵ; query). All rates start at `alpha`."""
 
+    alike = True
     extras: Mapping[str, float] = field(init=False, hash=False)
 
     def __post_init__(self) -> None:

@@ -203,9 +203,10 @@ class LocalRule:
 
     `differentiates` says that `objective` takes derivatives itself, so the engine must call it on
     functional parameters, and `alike` that it treats all of them the same, whatever their names and
-    shapes, so that the engine may give them as one flat tensor, which is faster; `narrows` that it
-    also trains narrower nets inside its own, one of `widths` in each step; `hands_back` what the
-    model's columns carry after `finish`.
+    shapes, so that the engine may give them as one flat tensor, which is faster (it is not
+    inherited: a subclass that still does says so again); `narrows` that it also trains narrower
+    nets inside its own, one of `widths` in each step; `hands_back` what the model's columns carry
+    after `finish`.
     """
 
     parts: tuple[str, ...] = ("train",)

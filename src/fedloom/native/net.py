@@ -166,6 +166,8 @@ class Native:
             self._plans[training] = self._planned(training)
         if self._plans[False].masks:
             raise Unplanned("it drops units in evaluation too")
+        if self._plans[False].coupled:  # they would be others than torch's, which are cut elsewhere
+            raise Unplanned("its scores depend on which samples are scored together")
 
     def _planned(self, training: bool, watching: bool = False) -> Plan:
         modes = {m: m.training for m in self.module.modules()}
