@@ -424,6 +424,33 @@ def test_augmented_images_are_those_of_the_torch_path(spec):
     assert torch.equal(got, wanted.flatten(1).float())
 
 
+class Outputs(nn.Module):
+    """Two outputs, stacked."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(30, 3), nn.Linear(30, 3)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return torch.stack([self.a(x), self.b(x)])
+
+
+@needs_kernels
+@pytest.mark.parametrize("net", [nn.Sequential(nn.Flatten(), nn.Linear(30, 3)), Outputs()])
+def test_any_number_of_samples_is_looked_at_as_torch_does(net):
+    layout = Layout.of(net)
+    row, native = layout.flatten(net), Native(net, layout, (1, 6, 5))
+    images = np.random.default_rng(0).integers(0, 256, (200, 1, 6, 5), dtype=np.uint8)
+    scale, shift = torch.full((30,), 1 / 255), torch.zeros(30)
+    for n in (0, 1, 7, 63, 64, 65, 130):
+        at = np.arange(200)[::-1][:n].copy()
+        got = native.logits(row, Pictures(images, at, scale, shift))
+        wanted = net(torch.from_numpy(images[at]).float() / 255)
+        assert got.shape == wanted.shape
+        assert torch.allclose(got, wanted, atol=1e-6)
+
+
 @needs_kernels
 @pytest.mark.parametrize("kind", [np.uint8, np.int32, np.int64, np.float32, np.float64])
 def test_images_of_any_type_of_numbers_are_read_right(in_tmp, kind):
