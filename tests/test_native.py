@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from engine_cases import states
 from native_nets import network, wide_network
 from torch import nn
 from torch.func import functional_call
@@ -19,7 +20,8 @@ from fedloom.engine.kernels import kernels_for, resolve, update_of
 from fedloom.engine.resident import flat
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
-from fedloom.local import Optimiser
+from fedloom.local import MAML, Batch, MetaSGD, Optimiser
+from fedloom.local.meta import QUERY, SUPPORT
 from fedloom.mix import Networks
 from fedloom.models import build
 from fedloom.native import library as native_library
@@ -226,6 +228,68 @@ def test_second_derivatives_agree_with_finite_differences():
     (grad,) = torch.autograd.grad(loss, weights, create_graph=True)
     (along,) = torch.autograd.grad(grad @ direction, weights)
     torch.testing.assert_close(along, differences, rtol=2e-2, atol=2e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("rule", [MAML(0.3), MAML(0.3, first_order=True), MetaSGD(0.3)], ids=str)
+@pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
+def test_a_step_of_meta_learning_agrees_with_double_precision(number, rule):
+    """Two or three inner steps; query batches that go together, and a smaller one."""
+    tried = 0
+    for seed in range(2 * NETS):
+        case, rng = Case(seed, number), torch.Generator().manual_seed(seed)
+        if not case.native.can_meta():
+            continue
+        tried += 1
+        layout = Layout.of(case.net, rule.extras)
+        native = Native(case.net, layout, case.shape, number)
+        row = layout.flatten(case.net, rule.extras)
+        row[case.layout.trainable : layout.trainable].uniform_(-0.1, 0.3, generator=rng)
+        x = torch.randn(100, *case.shape, generator=rng)
+        y = torch.randint(0, case.net[-1].out_features, (100,), generator=rng)
+        cuts = np.array([0, 9, 20] if seed % 2 else [0, 9, 17, 20])
+        support = (Pictures(x.numpy(), np.arange(20)), y[:20], cuts)
+        query = (Pictures(x.numpy(), np.arange(20, 100)), y[20:], np.array([0, 30, 60, 80]))
+        grad = torch.full((layout.trainable,), 7.0)  # what is there before is of no account
+        loss = native.meta(row, grad, support, query, rule.rate, not rule.first_order)
+
+        exact = case.exact
+        buffers = dict(exact.named_buffers())
+        start = row[: layout.trainable].double().requires_grad_()
+
+        def net(params, images, exact=exact, buffers=buffers):
+            return functional_call(exact, {**params, **buffers}, (images,))
+
+        data = {
+            part: Batch(x[pictures.at].double(), labels, lengths=tuple(np.diff(cuts).tolist()))
+            for part, (pictures, labels, cuts) in ((SUPPORT, support), (QUERY, query))
+        }
+        wanted = rule.objective(net, layout.tensors(start), data, None)
+        (wanted_grad,) = torch.autograd.grad(wanted, start)
+        assert loss == pytest.approx(wanted.item(), rel=1e-4)
+        cut = case.layout.trainable
+        assert apart(case.layout, grad[:cut], wanted_grad[:cut]) < 3e-4, seed
+        if rule.rate is None:
+            assert apart(case.layout, grad[cut:], wanted_grad[cut:]) < 3e-4, seed
+    assert tried >= NETS // 4
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["fedmeta-maml", "fedmeta-per-metasgd"])
+@pytest.mark.parametrize("model", ["mlp", "lenet", "conv4"])
+def test_whole_steps_of_meta_learning_are_those_through_autograd(quick, monkeypatch, name, model):
+    more = {"engine": "serial", "model": model, "rounds": 2, "clients": 3, "batch": 8,
+            "data": "synthetic", "data_options": {"shape": "1x16x16", "samples": 90},
+            "augment": "flip", "model_options": {}}  # fmt: skip
+    if model == "conv4":
+        more["model_options"] = {"channels": [4, 4, 4, 4]}
+    whole = quick(name, **more)
+    assert ("whole steps" in whole.kernels) == (model != "conv4")  # which has batch norms
+    monkeypatch.setattr(Native, "can_meta", lambda self, steps=1: False)
+    through = quick(name, out="through", **more)
+    assert "through autograd" in through.kernels
+    for key, value in states(through).items():
+        assert torch.allclose(value, states(whole)[key], atol=1e-6), key
 
 
 @needs_kernels
@@ -635,7 +699,9 @@ def test_a_run_says_which_kernels_computed_it_and_why(in_tmp):
     plain_run = fedloom.run("fedavg", clients=3, rounds=1, out=in_tmp / "a")
     assert plain_run.kernels.endswith("whole steps")
     meta = fedloom.run("fedmeta-maml", clients=3, rounds=1, test_share=0.4, out=in_tmp / "b")
-    assert "through autograd: MAML takes derivatives itself" in meta.kernels
+    assert meta.kernels.endswith("whole steps")
+    pfedme = fedloom.run("pfedme", clients=3, rounds=1, out=in_tmp / "d")
+    assert "through autograd: MoreauEnvelope takes derivatives itself" in pfedme.kernels
     other = fedloom.run("fedavg", clients=3, rounds=1, model=lambda s, c: Many(s, c),
                         out=in_tmp / "c")  # fmt: skip
     assert other.kernels == "torch: it uses 'cat'"

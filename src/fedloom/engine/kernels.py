@@ -9,7 +9,7 @@ except for those that ours compute with fewer products.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from fedloom.errors import FedloomError, unknown
 from fedloom.layout import Layout
 from fedloom.local import LocalRule, Optimiser
+from fedloom.local.meta import MAML, SUPPORT, MetaSGD
 from fedloom.local.optimiser import KINDS
+from fedloom.local.rule import Samples
 from fedloom.native.library import SETS, instructions, library, right, why_not
 from fedloom.native.net import Native, Update
 from fedloom.native.plan import Unplanned
@@ -124,6 +126,16 @@ def whole_steps(rule: LocalRule, task: Task) -> bool:
     return plain and not rule.differentiates and not rule.narrows
 
 
+def meta_steps(rule: LocalRule, task: Task, native: Native, steps: Sequence[Samples] = ()) -> bool:
+    """Whether they can do all of these steps of meta-learning."""
+    own = ("parts", "objective", "adapted", "rate", "rates", "hands_back")
+    if not isinstance(rule, MAML) or not task.is_cross_entropy or rule.narrows:
+        return False
+    if any(getattr(type(rule), n) not in (getattr(MAML, n), getattr(MetaSGD, n)) for n in own):
+        return False
+    return native.can_meta(max((len(step[SUPPORT]) for step in steps), default=1))
+
+
 def update_of(optimiser: Optimiser, memory: Mapping[str, Tensor]) -> Update:
     """The optimiser as the kernels take it. `memory` is one client's; it is updated in place, and
     must live as long as what is returned."""
@@ -138,7 +150,7 @@ def described(found: Native | str, rule: LocalRule, task: Task) -> str:
     """Which kernels a run uses and why, as text."""
     if not isinstance(found, Native):
         return f"torch: {found}"
-    if whole_steps(rule, task):
+    if whole_steps(rule, task) or meta_steps(rule, task, found):
         return f"native ({found.name}), whole steps"
     if not task.is_cross_entropy:
         loss = "a loss of one's own" if task.own_loss else f"the loss of {task.name}"

@@ -21,19 +21,20 @@ from fedloom.data.public import PublicSet
 from fedloom.engine import asked
 from fedloom.engine.base import BLOCK, Block, Done, Order, Scored, Setting, Tally
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
-from fedloom.engine.kernels import kernels_for, update_of, whole_steps
+from fedloom.engine.kernels import kernels_for, meta_steps, update_of, whole_steps
 from fedloom.engine.memory import keep_freed_memory
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.errors import FedloomError, telling_memory
 from fedloom.kinds import Declared, Section
 from fedloom.layout import Layout
 from fedloom.local import Batch, LocalRule
+from fedloom.local.meta import MAML
 from fedloom.local.rule import Back, Context, Params, Samples, counted
 from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
 from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
 from fedloom.models.viewed import tame_views
-from fedloom.native.net import Native
+from fedloom.native.net import Native, Pictures
 from fedloom.returned import returned, returned_if_any
 from fedloom.select import Ask, Last, Select, Selection, Whole
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
@@ -164,11 +165,12 @@ class Worker:
         memory = self.optimiser_memory(order, [job], resident.weights.unsqueeze(0))
         memory = {name: value[0] for name, value in memory.items()}
         if resident.native is not None and job.steps and whole_steps(rule, s.task):
-            loss_sum, seen, data_seconds = self._native_steps(
-                order, job, rule, resident, me, memory
-            )
+            walk = self._native_steps
+        elif resident.native is not None and meta_steps(rule, s.task, resident.native, job.steps):
+            walk = self._meta_steps
         else:
-            loss_sum, seen, data_seconds = self._steps(order, job, rule, resident, me, memory)
+            walk = self._steps
+        loss_sum, seen, data_seconds = walk(order, job, rule, resident, me, memory)
         with torch.no_grad():
             row = resident.read()
             me = replace(me, logits=partial(self.answers, job.selection, row))
@@ -212,6 +214,33 @@ class Worker:
                 native.update(resident.weights, grad, update)
             loss_sum += loss * (b - a)
         return loss_sum, int(cuts[-1]), data_seconds
+
+    def _meta_steps(
+        self,
+        order: Order,
+        job: Job,
+        rule: LocalRule,
+        resident: Resident,
+        me: Context,
+        memory: dict[str, Tensor],
+    ) -> tuple[float, int, float]:
+        """The same, of meta-learning."""
+        native, update = resident.native, update_of(order.optimiser, memory)
+        assert native is not None
+        assert isinstance(rule, MAML)
+        loss_sum, seen, data_seconds = 0.0, 0, 0.0
+        for step in job.steps:
+            fetched = time.perf_counter()
+            support, query = (_taken(job.shelves[part], step[part]) for part in rule.parts)
+            data_seconds += time.perf_counter() - fetched
+            loss = native.meta(
+                resident.row, resident.grad, support, query, rule.rate, not rule.first_order
+            )
+            grad = asked.direction(rule, resident.grad, resident.weights, me)
+            native.update(resident.weights, grad, update)
+            loss_sum += loss * counted(step)
+            seen += counted(step)
+        return loss_sum, seen, data_seconds
 
     def _steps(
         self,
@@ -563,6 +592,13 @@ class Worker:
             everyone = range(federation.n_clients)
             self._pool[part] = np.concatenate([federation.indices(c, part) for c in everyone])
         return self._pool[part]
+
+
+def _taken(shelf: Shelf | PublicShelf, at: np.ndarray) -> tuple[Pictures, Tensor, np.ndarray]:
+    """Batches at these positions, their labels, and where each of them ends."""
+    assert isinstance(shelf, Shelf)
+    batches = [row[row >= 0] for row in np.atleast_2d(at)]
+    return *shelf.pictures(batches), np.array([0, *accumulate(map(len, batches))])
 
 
 def diverged(client: int, order: Order) -> Diverged:

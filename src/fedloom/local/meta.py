@@ -78,14 +78,20 @@ class MAML(LocalRule):
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         query = data[QUERY]
-        adapted = self._adapted(net, params, data[SUPPORT])
+        adapted = self.adapted(net, params, data[SUPPORT])
         if query.several:
             return _mean_loss(net, adapted, list(query.rows()))
         return query.loss(net(adapted, query.x))
 
-    def _adapted(self, net: Net, params: Params, support: Batch) -> Params:
+    @property
+    def rate(self) -> float | None:
+        """The inner steps' rate; None: every weight has its own."""
+        return self.alpha
+
+    def adapted(self, net: Net, params: Params, support: Batch) -> Params:
+        """The weights after the inner steps."""
         weights = {name: value for name, value in params.items() if "/" not in name}
-        rates = self._rates(params, weights)
+        rates = self.rates(params, weights)
         for batch in support.rows():
 
             def inner(w: Params, batch: Batch = batch) -> Tensor:
@@ -95,7 +101,8 @@ class MAML(LocalRule):
             weights = {name: w - rates[name] * grads[name] for name, w in weights.items()}
         return weights
 
-    def _rates(self, params: Params, weights: Params) -> Mapping[str, Tensor | float]:
+    def rates(self, params: Params, weights: Params) -> Mapping[str, Tensor | float]:
+        """The inner steps' rates, by the names of the weights."""
         return dict.fromkeys(weights, self.alpha)
 
 
@@ -130,7 +137,11 @@ class MetaSGD(MAML):
         super().__post_init__()
         object.__setattr__(self, "extras", {"alpha": self.alpha})
 
-    def _rates(self, params: Params, weights: Params) -> Mapping[str, Tensor | float]:
+    @property
+    def rate(self) -> float | None:
+        return None
+
+    def rates(self, params: Params, weights: Params) -> Mapping[str, Tensor | float]:
         return {name: params[f"alpha/{name}"] for name in weights}
 
 

@@ -47,6 +47,16 @@ struct Value {
 
 enum Method { SGD, ADAM, ADAMW, ADAGRAD };
 
+// Batches of labelled images: batch k has those at[cut[k]] to at[cut[k + 1] - 1]; the rest is as in fl_load.
+struct Batches {
+    const void* images;
+    int64_t kind, crop, number;
+    const int64_t *at, *y, *cut;
+    const float *scale, *shift;
+    const uint8_t* flip;
+    const int32_t* offset;
+};
+
 struct Update {  // how weights follow a gradient, mirrored in net.py
     int64_t kind;
     float *first, *second, *count;  // what the method remembers of every weight, and its steps; null: nothing
@@ -355,7 +365,7 @@ struct Table {
     void (*backward)(Program*, float*, float*, int);
     void (*put)(Program*, const float*);
     double (*loss)(Program*, const int64_t*, float);
-    void (*along)(Program*, float*, const float*, float*, float*);
+    void (*along)(Program*, float*, const float*, const int64_t*, float*, float*);
     void (*mask)(Program*, int, const float*);
     void (*read)(const Program*, int, float*, long);
     void (*descend)(float*, const float*, long, long, const Update&, const Rates&);
@@ -440,7 +450,10 @@ int fl_supported() {
 #endif
 }
 
-long fl_sizes(int which) { return which == 2 ? sizeof(Update) : which ? sizeof(Value) : sizeof(Op); }
+long fl_sizes(int which) {
+    const long sizes[] = {sizeof(Op), sizeof(Value), sizeof(Update), sizeof(Batches)};
+    return sizes[which];
+}
 
 void fl_free(Program* p) {
     for (void* m : *p->owned) free(m);
@@ -572,26 +585,31 @@ double fl_gradient(Program* p, float* W, float* G, const int64_t* y, float share
     return loss;
 }
 
+// Memory for derivatives along a direction, if there is any.
+static bool room_along(Program* p) {
+    if (p->rdelta) return true;
+    try {
+        place_values(p, p->rx);
+        point_gradients(p, p->rg);
+        for (int i = 0; i < p->n_ops; i++)
+            if (p->ops[i].kind == NORM) {
+                const Op& o = p->ops[i];
+                p->rstat[i] = (float*)get(p, 4L * p->lanes * 4 * (o.batch ? p->values[o.out].c : o.groups * p->blocks));
+            }
+        p->packed2 = (float*)get(p, p->packed_size * 4);
+        p->rdelta = (float*)get(p, (p->delta_size + p->lanes) * 4);
+    } catch (...) {
+        return false;
+    }
+    return true;
+}
+
 // Along the direction V, for the batch that went forward last: the derivative of the outputs (into `out`), and
 // of d(d . outputs)/d(W) (into G). Returns 0 if there is no memory for it.
 int fl_along(Program* p, float* W, const float* V, const float* d, float* out, float* G) {
-    if (!p->rdelta) {
-        try {
-            place_values(p, p->rx);
-            point_gradients(p, p->rg);
-            for (int i = 0; i < p->n_ops; i++)
-                if (p->ops[i].kind == NORM) {
-                    const Op& o = p->ops[i];
-                    p->rstat[i] = (float*)get(p, 4L * p->lanes * 4 * (o.batch ? p->values[o.out].c : o.groups * p->blocks));
-                }
-            p->packed2 = (float*)get(p, p->packed_size * 4);
-            p->rdelta = (float*)get(p, (p->delta_size + p->lanes) * 4);
-        } catch (...) {
-            return 0;
-        }
-    }
+    if (!room_along(p)) return 0;
     of(p).put(p, d);
-    of(p).along(p, W, V, out, G);
+    of(p).along(p, W, V, nullptr, out, G);
     return 1;
 }
 
@@ -648,6 +666,54 @@ double fl_train(Program* p, float* W, float* G, long trainable, const void* imag
         p->at_once = nullptr;
     }
     return sum;
+}
+
+static const int64_t* load_batches(Program* p, const Batches& b, long first, long after) {
+    const long a = b.cut[first];
+    of(p).load(p, b.images, b.kind, b.at + a, b.cut[after] - a, b.scale, b.shift, b.flip ? b.flip + a : nullptr,
+               b.offset ? b.offset + 2 * a : nullptr, b.crop);
+    return b.y + a;
+}
+
+// A step of meta-learning, for nets whose samples do not depend on one another. Inner steps w[k + 1] = w[k] - rate . dL/dw[k], one for
+// each batch of `support`; then the gradient of the mean of the losses of `query`'s batches at the last w, with respect to w[0] (into G)
+// and, if GR, to the rates. Rates are of each weight or (if there are none) `rate`. W is a row of `size` values, whose first n are w[0];
+// `rows` and `grads` have room for a row and a gradient of each inner step, `turn` for two of n. Without `second`, inner gradients are
+// taken for constants. Returns the mean loss, -1 if there is no memory.
+double fl_meta(Program* p, float* W, long size, long n, const float* rates, float rate, int second, const Batches* support,
+               const Batches* query, float* rows, float* grads, float* turn, float* G, float* GR) {
+    if (second && !room_along(p)) return -1;
+    const long steps = support->number, most = p->blocks * p->lanes;
+    float* w = W;
+    for (long k = 0; k < steps; k++) {
+        float *next = rows + k * size, *g = grads + k * n;
+        fl_gradient(p, w, g, load_batches(p, *support, k, k + 1), 1, 0, 0);
+        for (long i = 0; i < n; i++) next[i] = w[i] - (rates ? rates[i] : rate) * g[i];
+        memcpy(next + n, W + n, (size - n) * 4);
+        w = next;
+    }
+    double loss = 0;
+    for (long k = 0, after; k < query->number; k = after) {  // batches of one size go together
+        const int64_t* cut = query->cut;
+        const long each = cut[k + 1] - cut[k];
+        for (after = k + 1; after < query->number && cut[after + 1] - cut[after] == each && cut[after + 1] - cut[k] <= most;) after++;
+        loss += fl_gradient(p, w, G, load_batches(p, *query, k, after), (float)(after - k) / query->number, 0, k > 0);
+    }
+    float *v = turn, *along = turn + n;
+    for (long k = steps - 1; k >= 0; k--) {
+        const float* g = grads + k * n;
+        if (GR)
+            for (long i = 0; i < n; i++) GR[i] -= g[i] * G[i];
+        if (!second) continue;
+        for (long i = 0; i < n; i++) v[i] = (rates ? rates[i] : rate) * G[i];
+        float* at = k ? rows + (k - 1) * size : W;
+        const int64_t* y = load_batches(p, *support, k, k + 1);
+        of(p).forward(p, at, 0);
+        of(p).loss(p, y, 1);
+        of(p).along(p, at, v, y, nullptr, along);
+        for (long i = 0; i < n; i++) G[i] -= along[i];
+    }
+    return loss;
 }
 
 }  // extern "C"
@@ -2369,7 +2435,25 @@ FN void back(Program* p, float* W, const float* V, float* G, bool add) {
 
 FN void backward(Program* p, float* W, float* G, int add) { back<false>(p, W, nullptr, G, add); }
 
-FN void along(Program* p, float* W, const float* V, float* out, float* G) {
+// How what the mean cross-entropy sends back changes along the direction: by the derivative of the softmax.
+FN void loss_along(Program* p, const int64_t* y) {
+    const long classes = p->values[p->out[0]].c, blocks = blocks_of(p);
+    const float each = 1.f / p->n;
+    for (long q = 0; q < blocks; q++) {
+        const long at = q * classes * L;
+        const float *g = p->g[p->out[0]] + at, *r = p->rx[p->out[0]] + at;
+        float* to = p->rg[p->out[0]] + at;
+        memcpy(to, g, classes * L * 4);
+        for (long l = 0; l < L && q * L + l < p->n; l++) to[y[q * L + l] * L + l] += each;  // the probabilities, over n
+        vf mean = {};
+        for (long c = 0; c < classes; c++) mean += ld(to + c * L) * ld(r + c * L);
+        mean *= (float)p->n;
+        for (long c = 0; c < classes; c++) st(to + c * L, ld(to + c * L) * (ld(r + c * L) - mean));
+    }
+}
+
+// With `y`, what `loss` sends back follows the outputs, so that G is of the loss; else it is given, and does not change.
+FN void along(Program* p, float* W, const float* V, const int64_t* y, float* out, float* G) {
     for (int i = 0; i < p->n_ops; i++) {
         const Op& op = p->ops[i];
         switch (op.kind) {
@@ -2384,9 +2468,10 @@ FN void along(Program* p, float* W, const float* V, float* out, float* G) {
             case DROPOUT: dropout_forward(p, i, p->rx); break;
         }
     }
-    collect(p, p->rx, out);
-    for (int k = 0; k < p->n_out; k++)  // d(loss)/d(outputs) is given: it does not change along the way
-        memset(p->rg[p->out[k]], 0, blocks_of(p) * p->values[p->out[k]].c * L * 4);
+    if (out) collect(p, p->rx, out);
+    if (y) loss_along(p, y);
+    else
+        for (int k = 0; k < p->n_out; k++) memset(p->rg[p->out[k]], 0, blocks_of(p) * p->values[p->out[k]].c * L * 4);
     back<true>(p, W, V, G, false);
 }
 

@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fl_gradient": (_D, [_P, _P, _P, _P, _F, _I, _I]),
     "fl_along": (_I, [_P, _P, _P, _P, _P, _P]),
     "fl_train": (_D, [_P, _P, _P, _L, _P, _I, _P, _P, _P, _I, _P, _P, _P, _P, _I, _P]),
+    "fl_meta": (_D, [_P, _P, _L, _L, _P, _F, _I, _P, _P, _P, _P, _P, _P, _P]),
     "fl_update": (None, [_I, _P, _P, _L, _P]),
     "fl_spread": (None, [_I, _P, _L, _L, _L, _P, _P]),
     "fl_weigh": (None, [_I, _P, _L, _L, _L, _P, _P]),

@@ -77,6 +77,28 @@ class Update(ctypes.Structure):
     ]  # fmt: skip
 
 
+class Batches(ctypes.Structure):
+    """Batches of pictures with their labels, for the kernels."""
+
+    _fields_ = [
+        ("images", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("kind", "crop", "number")),
+        *((name, ctypes.c_void_p) for name in (
+            "at", "y", "cut", "scale", "shift", "flip", "offset",
+        )),
+    ]  # fmt: skip
+
+    @classmethod
+    def of(cls, pictures: Pictures, y: Tensor, cuts: np.ndarray) -> Batches:
+        """What is given must live as long as what is returned."""
+        given = pictures.array
+        return cls(
+            given.ctypes.data, int(given.dtype == np.uint8), pictures.crop, len(cuts) - 1,
+            _data(pictures.at), y.data_ptr(), _data(cuts), _ptr(pictures.scale),
+            _ptr(pictures.shift), _data(pictures.flip), _data(pictures.offset),
+        )  # fmt: skip
+
+
 class Program:
     """A plan with memory for batches of some size."""
 
@@ -84,9 +106,8 @@ class Program:
         lib = library()
         assert lib is not None
         self.lib, self.plan, self.batch = lib, made, batch
-        assert lib.fl_sizes(0) == ctypes.sizeof(Op)
-        assert lib.fl_sizes(1) == ctypes.sizeof(Value)
-        assert lib.fl_sizes(2) == ctypes.sizeof(Update)
+        for which, struct in enumerate((Op, Value, Update, Batches)):
+            assert lib.fl_sizes(which) == ctypes.sizeof(struct)
         ops, values = (Op * len(made.ops))(*made.ops), (Value * len(made.values))(*made.values)
         outputs = (ctypes.c_int64 * len(made.outputs))(*made.outputs)
         handle = lib.fl_make(
@@ -254,6 +275,46 @@ class Native:
             _data(cuts), len(sizes), _ptr(pictures.scale), _ptr(pictures.shift),
             _data(pictures.flip), _data(pictures.offset), pictures.crop, ctypes.byref(update),
         )  # fmt: skip
+
+    def can_meta(self, steps: int = 1) -> bool:
+        """Whether `meta` can do so many inner steps: samples depend neither on one another nor on
+        chance, and what it keeps of the steps is not too much."""
+        made = self._plans[True]
+        plain = not (made.coupled or made.masks) and len(made.outputs) == 1
+        return plain and 8 * steps * self.layout.size <= _MEMORY
+
+    def meta(
+        self,
+        row: Tensor,
+        grad: Tensor,
+        support: tuple[Pictures, Tensor, np.ndarray],
+        query: tuple[Pictures, Tensor, np.ndarray],
+        rate: float | None,
+        second_order: bool,
+    ) -> float:
+        """Write the gradient of a step of meta-learning into `grad`: of the mean loss of the query
+        batches (pictures, labels, cuts) after a step on each support batch. Without a `rate`, the
+        trainable columns are weights and, behind them, their rates. Returns that mean loss."""
+        inner = len(support[2]) - 1
+        largest = max(int(np.diff(cuts).max()) for *_, cuts in (support, query))
+        program = self.program(max(largest, CHUNK), True)
+        n = self.layout.trainable // (2 if rate is None else 1)
+        rows, grads, turn = (
+            torch.empty(inner, self.layout.size),
+            torch.zeros(inner, n),
+            torch.zeros(2, n),
+        )
+        grad.zero_()
+        loss = program.lib.fl_meta(
+            program.handle, row.data_ptr(), self.layout.size, n,
+            row[n:].data_ptr() if rate is None else 0, rate or 0.0, int(second_order),
+            ctypes.byref(Batches.of(*support)), ctypes.byref(Batches.of(*query)),
+            rows.data_ptr(), grads.data_ptr(), turn.data_ptr(),
+            grad.data_ptr(), grad[n:].data_ptr() if rate is None else 0,
+        )  # fmt: skip
+        if loss < 0:
+            raise MemoryError("no memory for second derivatives")
+        return loss
 
     def update(self, weights: Tensor, grad: Tensor, update: Update) -> None:
         """Let weights follow a gradient."""
