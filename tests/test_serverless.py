@@ -494,19 +494,20 @@ class Slow:
                 if has is None or (has["round"], has["step"]) < (entry["round"], entry["step"]):
                     graphs[receiver][n] = entry
 
-        def hear(receiver, who, step):
+        def hear(receiver, who, step, sent):
             mine = graphs[receiver][receiver]
-            met = {k: v for k, v in mine["met"].items() if k not in who} | dict.fromkeys(who, t)
+            newest = {k: max(sent, mine["met"].get(k, 0)) for k in who}
+            met = {k: v for k, v in mine["met"].items() if k not in who} | newest
             if self.neighbours is not None:
                 met = dict(list(met.items())[-self.neighbours :])
             graphs[receiver][receiver] = {**mine, "met": met, "step": step}
             reached.add(receiver)
 
         here = set(g.clients.tolist())
-        for due, r, s, told in self.mail:
+        for due, r, s, told, sent in self.mail:
             if due <= t and r in here:
                 merge(r, told)
-                hear(r, [s], 0)
+                hear(r, [s] if self.links is None or sent >= t - self.links else [], 0, sent)
         self.mail = [m for m in self.mail if m[0] > t or m[1] not in here]
         steps, senders, receivers, late = g.contacts.messages()
         for step in np.unique(steps):
@@ -518,9 +519,9 @@ class Slow:
                     merge(r, before[s])
                     heard.setdefault(r, []).append(s)
                 elif late[k] > 0:
-                    self.mail.append((t + int(late[k]), r, s, before[s]))
+                    self.mail.append((t + int(late[k]), r, s, before[s], t))
             for r, who in heard.items():
-                hear(r, who, int(step))
+                hear(r, who, int(step), t)
         for n in here:
             self.own[n] = graphs[n][n]["met"]
         return {n: graphs[n] for n in here}, reached
@@ -797,6 +798,44 @@ def test_what_was_lost_is_sent_again_at_the_next_step():
         assert torch.allclose(mixed.rows, models(2).mean(0).expand(2, -1))
         assert mixed.traffic.up.tolist() == [16, 8]
         assert mixed.traffic.down.tolist() == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("delays", "sent"),
+    [
+        ([1, 1, 1], 1),  # two in range for three steps: a model goes once
+        ([0, 1, 1], 1),  # what came at once is not sent late
+        ([2, 1, 2], 2),  # the second overtakes the first, so it brings the model too
+        ([1, LOST, 1], 2),  # a lost one was asked for, and paid for
+    ],
+)
+def test_a_late_message_does_not_bring_again_what_another_has_brought(delays, sent):
+    late = np.array([*delays, 0, 0, 0])  # 0 → 1, and 1 → 0 at once
+    meetings = [[step, 0, 1] for step in (1, 2, 3)]
+    for mix in (PeerAverage(relay=True), DominatingSet(), DominatingSet(forget=3, links=3)):
+        mixed = mix.combine(gathering(models(2), meetings, late=late))
+        assert mixed.traffic.up.tolist() == [8 * sent, 8]
+
+
+def test_a_late_message_brings_what_its_sender_has_heard_since():
+    """0 gets the model of 2 between its messages to 1: the late one brings that alone."""
+    meetings = [[1, 0, 1], [2, 0, 2], [3, 0, 1]]
+    late = np.array([0, 0, 1, 0, 0, 0])
+    mixed = DominatingSet().combine(gathering(models(3), meetings, late=late))
+    assert mixed.traffic.up.tolist() == [8 * (1 + 2 + 1), 8, 8]
+
+
+def test_a_late_message_is_no_meeting_of_the_round_in_which_it_comes():
+    """0 and 1 meet in round 1, and hear of it in round 2: by default that is no link there."""
+    for links, edges in ((0, [(0, 2), (1, 2)]), (1, [(0, 1), (0, 2), (1, 2)])):
+        mix = DominatingSet(links=links)
+        one = mix.combine(gathering(models(3), [[1, 0, 1]], late=np.array([1, 1])))
+        g = gathering(models(3), [[1, 0, 2], [2, 1, 2], [3, 0, 2]], t=2, memory=remembered(one))
+        assert edges_of(met(mix, g), 0) == edges
+        three = gathering(
+            models(3), [[1, 0, 2], [2, 1, 2], [3, 0, 2]], t=3, memory=remembered(mix.combine(g))
+        )
+        assert edges_of(met(mix, three), 0) == [(0, 2), (1, 2)]
 
 
 def test_a_model_that_one_has_is_not_sent_to_it_again():

@@ -167,8 +167,8 @@ class Config(Options):
     )
     faults: str = Field(
         "none",
-        description="faults among nodes, P being probabilities: fail=P,back=P,state=kept|lost,"
-        "loss=P,late=ROUNDS",
+        description="faults among nodes, P being probabilities, separated by commas: fail=P back=P "
+        "state=kept|lost loss=P late=ROUNDS",
     )
     normalise: Literal["standard", "unit", "pixel", "half"] = Field(
         "standard",

@@ -225,30 +225,34 @@ class Links:
         self, events: np.ndarray, round: int, count: np.ndarray, habits: Habits,
         rng: np.random.Generator,
     ) -> tuple[Links, np.ndarray]:  # fmt: skip
-        """With what nodes hear in a round: events are rows (step, receiver, sender); `count` has
-        how many links each node ever had. Returns also the steps of the new links, which are the
-        last."""
+        """With what nodes hear in a round: events are rows (step, receiver, sender, the round in
+        which it was sent); `count` has how many links each node ever had. Returns also the steps of
+        the new links, which are the last."""
         lots = rng.random(len(events)) if habits.neighbours is not None else np.zeros(len(events))
-        step, receiver, sender = events[np.lexsort((lots, events[:, 0], events[:, 1]))].T
+        step, receiver, sender, sent = events[np.lexsort((lots, events[:, 0], events[:, 1]))].T
         if habits.neighbours is not None:
-            return self._bounded(step, receiver, sender, round, count, habits)
-        pair = (receiver << 32) + sender
-        new = np.zeros(len(pair), dtype=bool)
-        new[np.unique(pair, return_index=True)[1]] = True
-        if habits.links is None:  # a link that never ends is told once
-            open_ = self.gone == NEVER
-            new &= ~np.isin(pair, ((self.receiver << 32) + self.sender)[open_])
-        step, receiver, sender = step[new], receiver[new], sender[new]
+            return self._bounded(step, receiver, sender, sent, round, count, habits)
+        pair, mine = (receiver << 32) + sender, (self.receiver << 32) + self.sender
+        age, open_ = round - sent, self.gone == NEVER
+        if habits.links is None:  # a link that never ends is told once, another once a round
+            new = _first(pair) & ~np.isin(pair, mine[open_])
+        else:
+            new = _first(pair * (age.max(initial=0) + 1) + age)
+        if habits.links is not None and age.any():  # where one is newer, it tells more
+            newest = dict(zip(mine[open_].tolist(), self.round[open_].tolist(), strict=True))
+            for i in np.flatnonzero(new & (age > 0)):
+                new[i] = newest.get(int(pair[i]), NOTHING) < sent[i]
+        step, receiver, sender, sent = step[new], receiver[new], sender[new], sent[new]
         rank = np.arange(len(receiver)) - np.searchsorted(receiver, receiver)
         here = np.full(len(receiver), round)
         never = np.full(len(receiver), NEVER)
-        made = Links(receiver, sender, here, count[receiver] + rank + 1, never, never, here)
+        made = Links(receiver, sender, sent, count[receiver] + rank + 1, never, never, here)
         both = ((getattr(self, f.name), getattr(made, f.name)) for f in fields(self))
         return Links(*(np.concatenate(pair) for pair in both)), step
 
     def _bounded(
-        self, step: np.ndarray, receiver: np.ndarray, sender: np.ndarray, round: int,
-        count: np.ndarray, habits: Habits,
+        self, step: np.ndarray, receiver: np.ndarray, sender: np.ndarray, sent: np.ndarray,
+        round: int, count: np.ndarray, habits: Habits,
     ) -> tuple[Links, np.ndarray]:  # fmt: skip
         """Where nodes tell only of the last that they heard from, others end a link's time."""
         assert habits.neighbours is not None
@@ -260,14 +264,14 @@ class Links:
             mine = told.setdefault(rows[at][0], {})
             mine[rows[at][1]] = [*mine.pop(rows[at][1], []), int(at)]
         places, steps = count.copy(), []
-        for i, (s, r, who) in enumerate(zip(step.tolist(), receiver.tolist(), sender.tolist(),
-                                            strict=True)):  # fmt: skip
+        heard = zip(*(v.tolist() for v in (step, receiver, sender, sent)), strict=True)
+        for i, (s, r, who, when) in enumerate(heard):
             mine = told.setdefault(r, {})
             links = mine.pop(who, [])
-            if not links or (habits.links is not None and rows[links[-1]][2] < round):
+            if not links or (habits.links is not None and rows[links[-1]][2] < when):
                 places[r] += 1
                 links.append(len(rows))
-                rows.append([r, who, round, int(places[r]), NEVER, NEVER, 0])
+                rows.append([r, who, when, int(places[r]), NEVER, NEVER, 0])
                 steps.append(s)
             mine[who] = links
             for at in links:
@@ -294,6 +298,13 @@ class Links:
         return np.flatnonzero((self.gone < NEVER) | (self.end < NEVER))
 
 
+def _first(keys: np.ndarray) -> np.ndarray:
+    """Where a value stands for the first time."""
+    out = np.zeros(len(keys), dtype=bool)
+    out[np.unique(keys, return_index=True)[1]] = True
+    return out
+
+
 @dataclass(frozen=True)
 class UnderWay:
     """Messages under way, with what they cost; `tells` is where `told` and `links` hold what they
@@ -301,6 +312,7 @@ class UnderWay:
 
     receiver: np.ndarray
     sender: np.ndarray
+    sent: np.ndarray
     due: np.ndarray
     models: np.ndarray
     numbers: np.ndarray
@@ -311,7 +323,7 @@ class UnderWay:
     @staticmethod
     def none() -> UnderWay:
         whole, table = np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.int32)
-        return UnderWay(whole, whole, whole, whole, whole, whole, table, table)
+        return UnderWay(whole, whole, whole, whole, whole, whole, whole, table, table)
 
     def only(self, which: np.ndarray) -> UnderWay:
         """These messages, and what they carry."""
@@ -335,7 +347,7 @@ class UnderWay:
         return UnderWay(**both, tells=np.concatenate([self.tells, tells]), told=told, links=links)
 
 
-_BY_MESSAGE = ("receiver", "sender", "due", "models", "numbers")
+_BY_MESSAGE = ("receiver", "sender", "sent", "due", "models", "numbers")
 
 
 @dataclass(frozen=True)
@@ -364,8 +376,10 @@ class Knowledge:
             return {k[len(start) :]: v.numpy() for k, v in told.items() if k.startswith(start)}
 
         entries = Entries(rows=told["rows"], **group("entry"))
+        mail = group("mail")
+        mail.setdefault("sent", mail["due"])  # older checkpoints do not have it
         return Knowledge(entries, **group("node"), links=Links(**group("link")),
-                         mail=UnderWay(**group("mail")))  # fmt: skip
+                         mail=UnderWay(**mail))  # fmt: skip
 
     def fields(self) -> Fields:
         out = {"rows": self.entries.rows}
@@ -411,9 +425,11 @@ class Knowledge:
         makes = (np.empty(0, dtype=np.int64),) * 2
         if habits.tells_links:
             timely = letters.late == 0
-            at_once = (letters.step, there[letters.receiver], there[letters.sender])
+            here = np.full(len(letters.step), t)
+            at_once = (letters.step, there[letters.receiver], there[letters.sender], here)
             late = np.stack([np.zeros(len(arrived.due), dtype=np.int64), arrived.receiver,
-                             arrived.sender], axis=1)  # fmt: skip
+                             arrived.sender, arrived.sent], axis=1)  # fmt: skip
+            late = late if habits.links is None else late[arrived.sent >= t - habits.links]
             events = np.concatenate([late, np.stack([v[timely] for v in at_once], axis=1)])
             links, step = links.heard(events, t, count, habits, g.stream("neighbours"))
             made = links.receiver[len(links) - len(step) :]
@@ -423,7 +439,6 @@ class Knowledge:
         walk = Walk(
             letters, there, states.packed(old.known[there], old.told[there]), states.bits,
             states.now, makes, _refuses(contacts, there, nodes), habits.neighbours,
-            habits.takes_late,
         )  # fmt: skip
         states.start(walk, count - np.bincount(there[makes[1]], minlength=nodes))
         states.deliver(walk, arrived)
@@ -637,10 +652,11 @@ def _sent_late(walk: Walk, states: _States, habits: Habits, round: int) -> Under
     mail = UnderWay(
         walk.clients[letters.receiver[late[last]]],
         walk.clients[letters.sender[late[last]]],
+        np.full(count, round),
         round + delay[last],
         np.bincount(heads, walk.carried[0, late], count).astype(np.int64),
         np.bincount(heads, _numbers(walk.carried[:, late], habits), count).astype(np.int64),
-        walk.tells[late[last]],
+        walk.tells[late[last]] if habits.takes_late else np.full(count, NOTHING),
         *states.unpacked(told),
     )
     return mail.only(np.ones(count, dtype=bool))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedloom.topology.report import ContactReport
 
 FRAMES = 6  # of a film strip
+_NUMBERED = 16  # nodes of a strip that have their numbers beside them
 PACE = 4  # rounds a second of an animation
 
 
@@ -99,6 +100,8 @@ def spread_strip(report: ContactReport, network: Network, seed: int, t: int, tit
     how many models they have; whose these are; and their number after every step."""
     contacts = report.rounds[t - 1]
     there = contacts.participants if contacts.present is None else contacts.present
+    if not len(there):
+        raise FedloomError(f"No node is up in round {t}. Give another --round, or other --faults.")
     steps, has = zip(*((step, table.copy()) for step, table in spreading(contacts)), strict=True)
     shown = np.unique(np.linspace(0, len(steps) - 1, min(FRAMES, len(steps))).astype(int))
     figure = new_figure(max(2.4 * len(shown) + 0.6, 6), 7.6)
@@ -110,12 +113,18 @@ def spread_strip(report: ContactReport, network: Network, seed: int, t: int, tit
         places = network.places_at(t, steps[i], report.nodes, streams_of(seed, t))
         met = contacts.meetings[contacts.meetings[:, 0] == steps[i], 1:]  # type: ignore[index]
         dots = _step(above, network, places, there, share, met)
-        above.set_title(
-            f"step {steps[i]}: {len(met)} meetings" if steps[i] else "before", fontsize=9
-        )
+        meetings = "1 meeting" if len(met) == 1 else f"{len(met)} meetings"
+        above.set_title(f"step {steps[i]}: {meetings}" if steps[i] else "before", fontsize=9)
         below.imshow(has[i][np.ix_(order, order)], cmap="Blues", vmin=0, vmax=1.3, aspect="equal",
                      interpolation="nearest")  # fmt: skip
         below.set(xticks=[], yticks=[])
+        if len(there) <= _NUMBERED:
+            at, names = range(len(there)), there[order]
+            below.set_xticks(at, names, fontsize=6)
+            below.set_yticks(at, names, fontsize=6)
+            for node in there:
+                above.annotate(str(node), places[node], xytext=(3, 3), fontsize=7,
+                               textcoords="offset points")  # fmt: skip
         below.set_xlabel(f"{100 * has[i].mean():.0f} % of all pairs", fontsize=8)
     axes[1, 0].set_ylabel("node (neighbours together)\nhas the model of", fontsize=8)
     parts[0].colorbar(dots, ax=axes[0].tolist(), label="share of all models", shrink=0.9, pad=0.01)
@@ -156,6 +165,8 @@ def _step(
 
 def _counts(axis: Axes, steps: Sequence[int], counts: Sequence[np.ndarray]) -> None:
     """How many models nodes have after each step: the mean, the middle half, the extremes."""
+    from matplotlib.ticker import MaxNLocator
+
     table = np.stack(counts)
     low, first, third, high = (np.quantile(table, q, axis=1) for q in (0, 0.25, 0.75, 1))
     axis.fill_between(steps, low, high, color=COLOURS[0], alpha=0.15, lw=0, label="all nodes")
@@ -163,6 +174,7 @@ def _counts(axis: Axes, steps: Sequence[int], counts: Sequence[np.ndarray]) -> N
     axis.plot(steps, table.mean(axis=1), color=COLOURS[0], marker="o", ms=3, label="mean")
     axis.axhline(table.shape[1], color="#999999", lw=0.8, ls=":")
     axis.set(xlabel="step", ylabel="models that a node has", ylim=(0, None))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(fontsize=8, loc="upper left")
     axis.grid(alpha=0.3)
 

@@ -21,7 +21,9 @@ class Faults(Described):
         "kept", description="whether a node comes back with its state"
     )
     loss: float = Field(0, ge=0, le=1, description="probability that a message is lost")
-    late: int = Field(0, ge=0, description=("maximum delay of a message in rounds, uniform from 0"))
+    late: int = Field(
+        0, ge=0, le=10_000, description="maximum delay of a message in rounds, uniform from 0"
+    )
 
     @staticmethod
     def parse(text: str) -> Faults:

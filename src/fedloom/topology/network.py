@@ -72,7 +72,7 @@ class Fixed(Network):
     message can travel that many hops within the round."""
 
     hops: int = Field(
-        1, ge=1, le=10**6, description=("steps per round, in each of which all linked nodes meet")
+        1, ge=1, le=10_000, description=("steps per round, in each of which all linked nodes meet")
     )
 
     def meetings(self, round: int, nodes: int, stream: Stream) -> np.ndarray:
@@ -119,7 +119,7 @@ class Grid(Fixed):
     about = "rows of nodes, each linked to its neighbours"
     argument = "width"
 
-    width: int | None = Field(None, ge=1, description="nodes per row; none: a square")
+    width: int | None = Field(None, ge=1, le=10**6, description="nodes per row; none: a square")
 
     def _width(self, nodes: int) -> int:
         return self.width or int(np.ceil(np.sqrt(nodes)))
@@ -232,6 +232,8 @@ def table(file: str, columns: int, what: str) -> list[tuple[int, list[str]]]:
             rows = [(lines.line_num, [word.strip() for word in row]) for row in lines if row]
     except FileNotFoundError:
         raise FedloomError(f"There is no file '{file}'. Give a CSV file with {what}.") from None
+    except IsADirectoryError:
+        raise FedloomError(f"'{file}' is a folder. Give a CSV file with {what}.") from None
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise FedloomError(f"'{file}' can't be read as CSV: {e}.") from None
     rows = [(line, row) for line, row in rows if not row[0].startswith("#")]

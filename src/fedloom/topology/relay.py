@@ -61,6 +61,33 @@ class Letters:
         begun = before[np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))]
         return mine.only(before == begun)
 
+    def known_of(self) -> np.ndarray:
+        """For every late message two others, or -1, whose senders' states its receiver has when it
+        arrives, as far as its own sender can know: the last of its pair before it that arrives no
+        later, and the last that came from the receiver at once. What those told, it need not."""
+        out = np.full((len(self.step), 2), -1)
+        for delay in np.unique(self.late[self.late > 0]):
+            mine = np.flatnonzero(self.late == delay)
+            sooner = np.flatnonzero((self.late >= 0) & (self.late <= delay))
+            sender, receiver, step = self.sender[mine], self.receiver[mine], self.step[mine]
+            out[mine, 0] = self._last(sooner, sender, receiver, step - 1)
+            out[mine, 1] = self._last(np.flatnonzero(self.late == 0), receiver, sender, step)
+        return out
+
+    def _last(
+        self, among: np.ndarray, sender: np.ndarray, receiver: np.ndarray, step: np.ndarray
+    ) -> np.ndarray:
+        """The last of these messages from each sender to each receiver, up to a step; -1: none."""
+        nodes = int(max(self.sender.max(initial=0), self.receiver.max(initial=0))) + 1
+        steps = int(self.step.max(initial=0)) + 1
+        pair = self.sender[among] * nodes + self.receiver[among]
+        order = np.lexsort((self.step[among], pair))
+        keys = (pair * steps + self.step[among])[order]
+        at = np.searchsorted(keys, (sender * nodes + receiver) * steps + step, side="right") - 1
+        found = at >= 0
+        found[found] = keys[at[found]] // steps == (sender * nodes + receiver)[found]
+        return np.where(found, among[order][at], -1) if len(among) else np.full(len(step), -1)
+
     def steps(self) -> Iterator[tuple[int, slice]]:
         """Every step at which somebody meets, and its messages."""
         bounds = np.flatnonzero(np.diff(self.step, prepend=-1, append=-1))
@@ -92,16 +119,19 @@ class Walk:
     )
     refuses: np.ndarray | None = None
     most_links: int | None = None
-    keeps_mail: bool = True
 
     def __post_init__(self) -> None:
         nodes = len(self.clients)
         self.up, self.down = np.zeros((3, nodes)), np.zeros((3, nodes))
         #: of every message, how many models, links and greeted entries it carried
         self.carried = np.zeros((3, len(self.letters.step)))
-        #: of every late message, its sender's states when it was sent, as a place in `told`
+        #: of every message that is late, or that one that is late goes on from, its sender's states
+        #: when it was sent, as a place in `told`
         self.tells = np.full(len(self.letters.step), -1)
         self.told: list[np.ndarray] = []
+        self._known_of = self.letters.known_of()
+        self._kept = self.letters.late > 0
+        self._kept[self._known_of[self._known_of >= 0]] = True
 
     def end(self) -> Walk:
         for _ in self.steps():
@@ -114,8 +144,8 @@ class Walk:
         self._make(makes[1][makes[0] == 0])  # what came late from earlier rounds, before the first
         for step, which in self.letters.steps():
             before = self.has.copy()
-            self._exchange(before, which)
             self._remember(before, which)
+            self._exchange(before, which)
             self._make(makes[1][makes[0] == step])
             sender, receiver = self.letters.sender[which], self.letters.receiver[which]
             timely = self.letters.late[which] == 0
@@ -153,8 +183,14 @@ class Walk:
             if whole:
                 carried[:2, here] = self._gained(had)
                 continue
-            # Nobody answers a late message, so it carries all; one that is lost was asked for.
-            lacks = np.where((late[here] > 0)[:, None], 0, had[:-1])
+            # Nobody answers a late message, so it carries all that its receiver is not known to
+            # have by then; one that is lost was asked for.
+            lacks = had[:-1].copy()
+            for i in np.flatnonzero(late[here] > 0).tolist():
+                lacks[i] = 0
+                for other in self._known_of[which.start + first + i]:
+                    if other >= 0:
+                        np.maximum(lacks[i], self.told[self.tells[other]], out=lacks[i])
             carried[:2, here] = self._lacked(lacks, np.maximum(lacks, offered))
 
     def _gained(self, chain: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -179,11 +215,11 @@ class Walk:
 
     def _remember(self, before: np.ndarray, which: slice) -> None:
         """What late messages carry is what their senders knew before the step."""
-        late = np.flatnonzero(self.letters.late[which] > 0)
-        if not len(late) or not self.keeps_mail:
+        kept = np.flatnonzero(self._kept[which])
+        if not len(kept):
             return
-        senders, place = np.unique(self.letters.sender[which][late], return_inverse=True)
-        self.tells[which.start + late] = len(self.told) + place
+        senders, place = np.unique(self.letters.sender[which][kept], return_inverse=True)
+        self.tells[which.start + kept] = len(self.told) + place
         self.told.extend(before[senders])
 
 
@@ -191,7 +227,7 @@ def spreading(contacts: Contacts) -> Iterator[tuple[int, np.ndarray]]:
     """After each step of a round, from step 0 on: which node has whose model (there × there)."""
     there = contacts.participants if contacts.present is None else contacts.present
     has = np.eye(len(there), dtype=np.int8)
-    walk = Walk(Letters.of(contacts, there), np.arange(len(there)), has, keeps_mail=False)
+    walk = Walk(Letters.of(contacts, there), np.arange(len(there)), has)
     yield 0, walk.has > 0
     for step in walk.steps():
         yield step, walk.has > 0

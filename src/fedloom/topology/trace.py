@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -43,10 +44,12 @@ class Trace(FromFile):
 def _contacts(file: str, stamp: int, every: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The window, the time and the two nodes of every contact, in order."""
     rows = table(file, 3, "a time and two nodes")
-    if rows and rows[0][1][0] and _time(rows[0][1][0]) is None:
-        rows = rows[1:]  # a heading
-    if not rows:
-        raise FedloomError(f"'{file}' holds no contact. Each line holds a time and two nodes.")
+    if rows and _is_heading(rows[0][1], [row for _, row in rows[1:]]):
+        rows = rows[1:]
+    if not any(a != b for _, (_, a, b) in rows):
+        raise FedloomError(
+            f"'{file}' holds no contact. Each line holds a time and two different nodes."
+        )
     times = np.empty(len(rows))
     for i, (line, (word, *_)) in enumerate(rows):
         time = _time(word)
@@ -57,7 +60,8 @@ def _contacts(file: str, stamp: int, every: float) -> tuple[np.ndarray, np.ndarr
             )
         times[i] = time
     links = numbered(file, [(line, row[1:]) for line, row in rows])
-    last = (times.max() - times.min()) / every
+    with np.errstate(over="ignore"):
+        last = (times.max() - times.min()) / every
     if not last < _MOST_WINDOWS:
         raise FedloomError(
             f"The times in '{file}' are {last:.3g} rounds of every={every:g} apart. Give the time "
@@ -66,6 +70,12 @@ def _contacts(file: str, stamp: int, every: float) -> tuple[np.ndarray, np.ndarr
     windows = ((times - times.min()) // every).astype(np.int64)
     order = np.argsort(times, kind="stable")
     return windows[order], times[order], links[order]
+
+
+def _is_heading(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+    """Whether a line names the columns: nothing in it is a number, or a node of the lines below."""
+    nodes = {word for _, *ends in rest for word in ends}
+    return all(word and _time(word) is None for word in first) and not nodes & set(first[1:])
 
 
 def _time(word: str) -> float | None:

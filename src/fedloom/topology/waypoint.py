@@ -33,7 +33,7 @@ class Waypoint(Network):
     slowest: float = Field(3, gt=0, description="lowest speed, in distance per step")
     fastest: float = Field(7, gt=0, description="highest speed, in distance per step")
     pause: float = Field(10, ge=0, description="pause at each destination, in steps")
-    steps: int = Field(10, ge=1, description="steps of movement per round")
+    steps: int = Field(10, ge=1, le=10_000, description="steps of movement per round")
 
     @model_validator(mode="after")
     def _speeds(self) -> Waypoint:
