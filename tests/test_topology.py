@@ -134,6 +134,12 @@ def test_a_time_that_is_none_is_refused_with_its_line(in_tmp, word):
         ("edges:minus.csv", "'-1' in line 1"),
         ("edges:half.csv", "'1.5' in line 2"),
         ("trace:far.csv", "rounds of every=1"),
+        ("trace:first.csv", "'O1' in line 1 .* is not a time"),
+        ("trace:named.csv", "'one' in line 1 .* is not a time"),
+        ("trace:selves.csv", "two different nodes"),
+        ("trace:", "is a folder"),
+        ("grid:99999999999999999999", "width"),
+        ("waypoint,steps=99999999999999999999", "steps"),
         ("waypoint,area=1e300", "area"),
         ("waypoint,area=1,slowest=1e6,fastest=1e6", "crosses"),
     ],
@@ -146,6 +152,9 @@ def test_a_wrong_network_is_refused_in_a_sentence(in_tmp, text, why):
     (in_tmp / "half.csv").write_text("0,1\n1,1.5\n")
     (in_tmp / "far.csv").write_text("0,0,1\n1e300,1,2\n")
     (in_tmp / "nobody.csv").write_text("0,a,b\n1,a,\n")
+    (in_tmp / "first.csv").write_text("O1,0,1\n3,1,2\n")
+    (in_tmp / "named.csv").write_text("one,ann,bob\n3,bob,cid\n")
+    (in_tmp / "selves.csv").write_text("0,1,1\n3,2,2\n")
     with pytest.raises(FedloomError, match=why):
         links(text, 10)
 
@@ -458,6 +467,10 @@ def test_the_command_line_shows_a_network(in_tmp):
     assert (in_tmp / "b.png").exists()
     late = CliRunner().invoke(app, [*words[:-2], "--spread", "c.png", "--round", "9"])
     assert "There is no round 9 of 4" in str(late.exception)
+    down = ["--faults", "fail=1,back=0.001", "--spread", "d.png"]
+    assert "No node is up in round 1" in str(
+        CliRunner().invoke(app, [*words[:-2], *down]).exception
+    )
     wrong = CliRunner().invoke(app, [*words[:-1], "a.txt"])
     assert isinstance(wrong.exception, FedloomError)
     assert ".gif" in str(wrong.exception)

@@ -4,7 +4,7 @@ The source gives neither its network nor its mobility. Here it is LeNet (two 5×
 and 16 channels, 120-84-10; an MLP on digits), and the preset is the side of the square that nodes
 walk in, with range 100, speeds 3 to 7, pauses of 10 and 10 steps a round, at each of which those in
 range meet. At 1000, 50 nodes meet some three others a round; at 2000 they hardly ever meet.
-`mlp-1000` is `area-1000` with an MLP of 100 hidden units in place of LeNet, in a tenth of the time.
+`mlp-1000` is `area-1000` with an MLP of 100 hidden units in place of LeNet, in half of the time.
 
 Relaying gives feddom more models than one-hop exchange gives P2P FedAvg and WAFL, so these are also
 run with the same relay: what is then left of a lead is the dominating set's.
@@ -331,8 +331,11 @@ class S4Why(_S4):
         "theta-0": ("feddom, θ=0", "feddom", {"theta": 0.0}),
         "theta-1": ("feddom, θ=1", "feddom", {"theta": 1.0}),
         "delta-1": ("feddom, δ=1", "feddom", {"delta": 1.0}),
+        "models": (f"feddom, models of {RECENT} earlier rounds", "feddom", {"forget": RECENT}),
+        "links": (f"feddom, links of {RECENT} earlier rounds", "feddom", {"links": RECENT}),
         "memory": (
-            f"feddom, {RECENT} earlier rounds", "feddom", {"forget": RECENT, "links": RECENT},
+            f"feddom, both of {RECENT} earlier rounds", "feddom",
+            {"forget": RECENT, "links": RECENT},
         ),
     }  # fmt: skip
 
