@@ -231,7 +231,11 @@ def test_second_derivatives_agree_with_finite_differences():
 
 
 @needs_kernels
-@pytest.mark.parametrize("rule", [MAML(0.3), MAML(0.3, first_order=True), MetaSGD(0.3)], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [MAML(0.3), MAML(0.3, first_order=True), MetaSGD(0.3)],
+    ids=["maml", "fomaml", "metasgd"],
+)
 @pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
 def test_a_step_of_meta_learning_agrees_with_double_precision(number, rule):
     """Two or three inner steps; query batches that go together, and a smaller one."""
