@@ -24,7 +24,7 @@ from torch import Tensor
 from fedloom.errors import FedloomError
 from fedloom.mix.base import Fields, Gathering, Traffic
 from fedloom.topology.base import Contacts
-from fedloom.topology.relay import Letters, Walk
+from fedloom.topology.relay import Letters, Walk, firsts
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -235,9 +235,9 @@ class Links:
         pair, mine = (receiver << 32) + sender, (self.receiver << 32) + self.sender
         age, open_ = round - sent, self.gone == NEVER
         if habits.links is None:  # a link that never ends is told once, another once a round
-            new = _first(pair) & ~np.isin(pair, mine[open_])
+            new = firsts(pair) & ~np.isin(pair, mine[open_])
         else:
-            new = _first(pair * (age.max(initial=0) + 1) + age)
+            new = firsts(pair * (age.max(initial=0) + 1) + age)
         if habits.links is not None and age.any():  # where one is newer, it tells more
             newest = dict(zip(mine[open_].tolist(), self.round[open_].tolist(), strict=True))
             for i in np.flatnonzero(new & (age > 0)):
@@ -296,13 +296,6 @@ class Links:
     def ending(self) -> np.ndarray:
         """Those that some do not know any more."""
         return np.flatnonzero((self.gone < NEVER) | (self.end < NEVER))
-
-
-def _first(keys: np.ndarray) -> np.ndarray:
-    """Where a value stands for the first time."""
-    out = np.zeros(len(keys), dtype=bool)
-    out[np.unique(keys, return_index=True)[1]] = True
-    return out
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ struct Value {
 
 enum Method { SGD, ADAM, ADAMW, ADAGRAD };
 
-// Batches of labelled images: batch k has those at[cut[k]] to at[cut[k + 1] - 1]; the rest is as in fl_load.
+// Batches of labelled images: batch k has those at[cut[k]] to at[cut[k + 1] - 1]; the rest is as in fl_load. Mirrored in net.py.
 struct Batches {
     const void* images;
     int64_t kind, crop, number;

@@ -40,10 +40,8 @@ class Letters:
         refused = np.searchsorted(clients, contacts.refused)
         pair = receiver * nodes + sender
         bad = np.isin(pair, refused[:, 0] * nodes + refused[:, 1])
-        first = np.zeros(len(pair), dtype=bool)
-        first[np.unique(pair, return_index=True)[1]] = True
         letters = Letters(step, sender, receiver, np.where(bad, LOST, late))
-        return letters.only(first | ~bad)
+        return letters.only(firsts(pair) | ~bad)
 
     def only(self, which: np.ndarray) -> Letters:
         return Letters(*(v[which] for v in (self.step, self.sender, self.receiver, self.late)))
@@ -93,6 +91,17 @@ class Letters:
         bounds = np.flatnonzero(np.diff(self.step, prepend=-1, append=-1))
         for first, last in itertools.pairwise(bounds):
             yield int(self.step[first]), slice(first, last)
+
+
+def firsts(keys: np.ndarray) -> np.ndarray:
+    """Where a value stands for the first time.
+
+    >>> firsts(np.array([4, 2, 4])).tolist()
+    [True, True, False]
+    """
+    out = np.zeros(len(keys), dtype=bool)
+    out[np.unique(keys, return_index=True)[1]] = True
+    return out
 
 
 @dataclass
