@@ -6,6 +6,9 @@ import torch
 
 import fedloom
 from fedloom.data.catalog import load
+from fedloom.experiment.settings import Config
+from fedloom.experiment.setup import load_dataset, make_federation
+from fedloom.local.meta import MAML, QUERY, SUPPORT
 from fedloom.models import build
 
 
@@ -101,6 +104,28 @@ def test_work_is_counted_by_hand(quick):
     result = quick("fedavg", rounds=1, participation=1.0, epochs=2, test_share=0.0)
     samples = 2 * len(load("digits").y)
     assert result.rounds["macs"].tolist() == [samples * (2 * 64 * 16 + 3 * 16 * 10)]
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_work_of_steps_inside_steps_is_counted_by_hand(quick, engine):
+    """MAML differentiates the support part's gradients again; pFedMe has steps inside its steps."""
+    asked = {"rounds": 1, "participation": 1.0, "engine": engine}
+    once, again = 2 * 64 * 16 + 3 * 16 * 10, 2 * 64 * 16 + 6 * 16 * 10
+    second = quick("fedmeta-maml", **asked)
+    config = Config(**second.config)
+    federation = make_federation(config, load_dataset(config))
+    support, query = (sum(federation.size(client, f"train-{part}") for client in range(6))
+                      for part in ("support", "query"))  # fmt: skip
+    seen = support + query
+    assert second.summary["macs"] == seen * once + support * again
+    assert quick("fedmeta-metasgd", **asked).summary["macs"] == second.summary["macs"]
+    assert quick("pfedme", inner=3, **asked).summary["macs"] == 3 * seen * once
+
+
+def test_first_order_maml_differentiates_nothing_twice():
+    step = {SUPPORT: np.array([[0, 1], [2, -1]]), QUERY: np.array([0, 1])}
+    assert MAML().passes(step) == (5, 3)
+    assert MAML(first_order=True).passes(step) == (5, 0)
 
 
 @pytest.mark.parametrize("settings", [

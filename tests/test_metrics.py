@@ -6,9 +6,9 @@ import torch
 from fedloom.experiment.study import Ask
 from fedloom.metrics.scores import client_scores, move_foreign_errors, summarise
 from fedloom.models import build
-from fedloom.models.counts import training_macs
+from fedloom.models.counts import second_macs, training_macs
 from fedloom.native import rows as native_rows
-from fedloom.studies.s1 import S1
+from fedloom.studies.s1 import S1, at_equal_work
 
 
 def confusion(y, p, classes=10):
@@ -154,8 +154,25 @@ def test_spreads_over_clients_are_of_all_clients():
 
 
 class Ran:
-    def __init__(self, **summary):
-        self.summary = summary
+    def __init__(self, rounds=None, **summary):
+        self.summary, self.rounds = summary, rounds
+
+
+def scored(macs, accuracies):
+    """A run that was scored in every second round."""
+    seen = pd.Series(accuracies)
+    rounds = pd.DataFrame({"macs": macs, "micro": seen, "eval_seconds": seen.notna().map(
+        {True: 0.1, False: np.nan})})  # fmt: skip
+    return Ran(rounds, macs=rounds["macs"].sum())
+
+
+def test_at_equal_work_the_costlier_method_is_taken_where_it_has_done_the_others_work():
+    cheap = scored(10, [np.nan, 0.5, np.nan, 0.6])
+    costly = scored(15, [np.nan, 0.7, np.nan, 0.9])  # 30 after two rounds, of which 40 are allowed
+    assert at_equal_work(costly, cheap, "micro") == pytest.approx(0.7 - 0.6)
+    assert at_equal_work(cheap, costly, "micro") == pytest.approx(0.6 - 0.7)
+    late = scored(30, [np.nan, 0.7, np.nan, 0.9])
+    assert np.isnan(at_equal_work(late, cheap, "micro"))
 
 
 def test_a_row_of_s1s_tables_by_hand():
@@ -198,10 +215,18 @@ def test_macs_are_those_of_torchs_counter():
     assert training_macs(module, (3, 32, 32)) == counter.get_total_flops() // 4
 
 
+def test_macs_of_second_derivatives_by_hand():
+    """A hidden layer's weights go twice into a gradient's gradient, forward and back; those of the
+    first layer do not go into its input, which takes none."""
+    module = build("mlp", (1, 28, 28), 10)
+    assert second_macs(module, (1, 28, 28)) == 2 * 784 * 100 + 6 * 100 * 10
+
+
 def test_counting_macs_leaves_the_weights_alone():
     module = build("mlp", (1, 8, 8), 10)
     before = [p.clone() for p in module.parameters()]
     training_macs(module, (1, 8, 8))
+    second_macs(module, (1, 8, 8))
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
 
 

@@ -5,7 +5,7 @@ It knows one rule and what it was given, and nothing of clients: who asks says w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -66,6 +66,20 @@ def direction(rule: LocalRule, grad: Tensor, weights: Tensor, me: Context) -> Te
             f"must have the gradient's shape, {tuple(grad.shape)}."
         )
     return bent.to(grad)  # kernels read its memory
+
+
+def passes(rule: LocalRule, steps: Sequence[Samples]) -> tuple[int, int]:
+    """Samples that went forward and back, and those of which that was differentiated again."""
+    once = again = 0
+    for step in steps:
+        found = returned(rule, "passes", rule.passes(step), tuple)
+        if len(found) != 2 or not all(isinstance(n, int | np.integer) for n in found):
+            raise FedloomError(
+                f"{type(rule).__name__}.passes returned {found!r}; it must return two whole "
+                "numbers: samples that go forward and back, and those differentiated again."
+            )
+        once, again = once + int(found[0]), again + int(found[1])
+    return once, again
 
 
 def finish(rule: LocalRule, me: Context, row: Tensor, grad: Tensor) -> Back:

@@ -30,7 +30,13 @@ from fedloom.layout import Layout
 from fedloom.local import Batch, LocalRule
 from fedloom.local.meta import MAML
 from fedloom.local.rule import Back, Context, Params, Samples, counted
-from fedloom.models.counts import forward_macs, passing_bytes, saved_bytes, training_macs
+from fedloom.models.counts import (
+    forward_macs,
+    passing_bytes,
+    saved_bytes,
+    second_macs,
+    training_macs,
+)
 from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
 from fedloom.models.viewed import tame_views
@@ -78,6 +84,7 @@ class Worker:
         self._kernels = "torch" if stacks else setting.kernels
         self._residents: dict[Hashable, Resident] = {}
         self._macs: dict[Hashable, int] = {}
+        self._second: dict[Hashable, int] = {}
         self._saved: dict[Hashable, int] = {}
         self._narrower: dict[Hashable, Narrower] = {}
         module = setting.build()
@@ -400,7 +407,16 @@ class Worker:
         """Multiply-accumulates and memory of a client's round."""
         chosen, data = job.selection, self.setting.dataset
         resident = self.resident(chosen)
-        macs = seen * self._macs[None if chosen is None else chosen.shape]
+        shape = None if chosen is None else chosen.shape
+        rule = asked.rule_at(order.rule, order.round)
+        once, again = seen, 0
+        if type(rule).passes is not LocalRule.passes:
+            once, again = asked.passes(rule, job.steps)
+        macs = once * self._macs[shape]
+        if again:
+            if shape not in self._second:
+                self._second[shape] = second_macs(resident.module, data.shape)
+            macs += again * self._second[shape]
         inside = 0  # of the narrower nets, the largest that is in memory beside the client's own
         for width, count in Counter(job.widths).items() if order.rule.narrows else ():
             narrower = self.narrower(order, chosen, width)
@@ -411,7 +427,7 @@ class Worker:
         batch = max(map(_size, job.steps), default=0)
         copies = 2 + sum(name != "count" for name in order.optimiser.values)
         memory = copies * resident.layout.trainable * resident.layout.bytes
-        memory += batch * (self._saved[None if chosen is None else chosen.shape] + inside)
+        memory += batch * (self._saved[shape] + inside)
         if "data" in order.select.needs and chosen is not None:  # it chose from the whole model
             each, passing = self._inference
             macs += chosen.samples * each * (2 if self.setting.static else 1)  # norms are measured

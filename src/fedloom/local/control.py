@@ -16,6 +16,8 @@ from fedloom.local.rule import (
     LocalRule,
     Net,
     Params,
+    Samples,
+    counted,
     gradient,
     non_negative,
 )
@@ -84,3 +86,6 @@ class MoreauEnvelope(LocalRule):
             }
         far = sum(((params[n] - theta[n].detach()) ** 2).sum() for n in params)
         return self.lam / 2 * far  # type: ignore[return-value]
+
+    def passes(self, step: Samples) -> tuple[int, int]:
+        return self.inner * counted(step), 0

@@ -26,6 +26,7 @@ from fedloom.local.rule import (
     Net,
     Params,
     Samples,
+    counted,
     gradient,
     non_negative,
     side_by_side,
@@ -82,6 +83,10 @@ class MAML(LocalRule):
         if query.several:
             return _mean_loss(net, adapted, list(query.rows()))
         return query.loss(net(adapted, query.x))
+
+    def passes(self, step: Samples) -> tuple[int, int]:
+        support = counted({SUPPORT: step[SUPPORT]})
+        return counted(step), 0 if self.first_order else support
 
     @property
     def rate(self) -> float | None:

@@ -248,6 +248,11 @@ class LocalRule:
         """The gradient to follow, from the objective's and the weights now."""
         return grad
 
+    def passes(self, step: Samples) -> tuple[int, int]:
+        """What a step costs: how many samples go forward and back, and for how many of them that
+        is differentiated again. Work is counted by it."""
+        return counted(step), 0
+
     def finish(self, me: Context, row: Tensor, grad: Tensor) -> Back:
         """The result of the round, from the last row and the last gradient."""
         return Back(row)

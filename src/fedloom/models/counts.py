@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,20 @@ def training_macs(module: nn.Module, shape: tuple[int, int, int]) -> int:
     with _unfused(module), _Counter() as counter:
         module.train()(x).sum().backward()
     return counter.flops // 2 // samples
+
+
+def second_macs(module: nn.Module, shape: tuple[int, int, int]) -> int:
+    """What differentiating a sample's gradient once more adds to `training_macs`."""
+    module, samples = copy.deepcopy(module).train(), 2
+    weights = [p for p in module.parameters() if p.requires_grad]
+    grad = partial(torch.autograd.grad, inputs=weights, allow_unused=True, materialize_grads=True)
+    with torch.random.fork_rng([]), _unfused(module), _Counter() as counter, torch.enable_grad():
+        # The loss must bend, or there is nothing to differentiate again.
+        loss = module(blank(module, shape, samples)).square().sum()
+        grads = grad(loss, create_graph=True)
+        once = counter.flops
+        grad(torch.stack([g.square().sum() for g in grads]).sum())
+    return (counter.flops - once) // 2 // samples
 
 
 @contextmanager

@@ -369,7 +369,8 @@ def _majority(ask: Ask, results: Results, population: str, width: int) -> list[s
 
 
 def _paired_table(ask: Ask, results: Results, population: str) -> Table:
-    """How far FedMeta-Per is ahead of every other method, seed by seed."""
+    """How far FedMeta-Per is ahead of every other method, seed by seed: when all rounds are done,
+    and when both have done the work of the one that does less."""
     ours = [m for m in META if "per" in m and m in _rows(ask)]
     name = f"{POPULATIONS[population]}micro"
     rows = []
@@ -378,17 +379,41 @@ def _paired_table(ask: Ask, results: Results, population: str) -> Table:
             continue
         cells = [LABELS[method]]
         for mine in ours:
-            pairs = zip(results.get(mine, ()), results.get(method, ()), strict=False)
-            gaps = [100 * (a.summary[name] - b.summary[name]) for a, b in pairs]
-            wins = f" ({sum(g > 0 for g in gaps)}/{len(gaps)})" if len(gaps) > 1 else ""
-            cells.append(spread(gaps, sign="+") + wins)
-        work = [r.summary["macs"] / 1e9 for r in results.get(method, ())]
-        rows.append([*cells, spread(work, 0)])
+            pairs = list(zip(results.get(mine, ()), results.get(method, ()), strict=False))
+            gaps = [a.summary[name] - b.summary[name] for a, b in pairs]
+            cells += [_ahead(gaps), _ahead([at_equal_work(a, b, name) for a, b in pairs])]
+        rows.append([*cells, _work(results.get(method, ()))])
+    heads = ["minus", *(f"{LABELS[m]}{when}" for m in ours for when in ("", ", at equal work"))]
+    spent = ", ".join(f"{LABELS[m]} {_work(results.get(m, ()))}" for m in ours)
     title = (
         f"Ahead of others: acc_micro of FedMeta-Per minus theirs, {population} clients, "
-        f"{ask.data}, points, {ask.over} (seeds in which it is ahead); their work in GMAC"
+        f"{ask.data}, points, {ask.over} (seeds in which it is ahead); work in GMAC, of {spent}"
     )
-    return Table(title, ["minus", *(LABELS[m] for m in ours), "work"], rows)
+    return Table(title, [*heads, "their work"], rows)
+
+
+def _ahead(gaps: Sequence[float]) -> str:
+    if not gaps or np.isnan(gaps).any():
+        return "–"
+    wins = f" ({sum(g > 0 for g in gaps)}/{len(gaps)})" if len(gaps) > 1 else ""
+    return spread([100 * g for g in gaps], sign="+") + wins
+
+
+def _work(runs: Sequence[Result]) -> str:
+    spent = [r.summary["macs"] / 1e9 for r in runs]
+    return spread(spent, 0 if spent and min(spent) >= 10 else 2)
+
+
+def at_equal_work(one: Result, other: Result, name: str) -> float:
+    """By how much `one` is ahead when each has done as much work as the one that does less in all:
+    at the last scored rounds up to there. NaN: one of them was not scored by then."""
+    spent = min(run.summary["macs"] for run in (one, other))
+    found = []
+    for run in (one, other):
+        done = run.rounds.assign(done=run.rounds["macs"].cumsum())
+        scored = done[done["eval_seconds"].notna() & (done["done"] <= spent)][name]
+        found.append(float(scored.iloc[-1]) if len(scored) else np.nan)
+    return found[0] - found[1]
 
 
 def _curves(ask: Ask, results: Results, method: str) -> list[pd.DataFrame]:
