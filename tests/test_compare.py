@@ -143,7 +143,7 @@ def test_all_cells_of_a_study_with_a_method_that_adapts_are_scored_alike(in_tmp,
         def tables(self, ask, results):
             return [Table("t", [], [])]
 
-    def stop(job):
+    def stop(job, server):
         raise FedloomError("before the first run")
 
     monkeypatch.setattr("fedloom.experiment.study._start", stop)

@@ -1,6 +1,7 @@
 """Studies: cells run once, in parallel, go on after a stop, and become tables and figures."""
 
 import itertools
+import os
 import shutil
 import signal
 import sys
@@ -8,11 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import fedloom
 from fedloom.errors import FedloomError
 from fedloom.experiment.config import make_config
+from fedloom.experiment.forkserver import ForkServer
 from fedloom.experiment.plugins import method_class
 from fedloom.experiment.setup import placed
 from fedloom.experiment.study import (
@@ -49,6 +52,9 @@ class Toy(Study):
     def pictures(self, ask, results):
         curves = {name: [r.evaluations for r in runs] for name, runs in results.items()}
         return [Picture("curves", "Curves", {"macro": "clients"}, curves)]
+
+
+LONG = ["run", "fedavg", "--rounds", "100000", "--out", "long"]
 
 
 def quiet(*_):
@@ -150,6 +156,53 @@ def test_ctrl_c_ends_a_study_with_its_runs_and_the_same_command_goes_on(in_tmp, 
     done = {p: p.read_bytes() for p in Path("s").glob("*/rounds.jsonl")}
     time.sleep(0.3)
     assert {p: p.read_bytes() for p in Path("s").glob("*/rounds.jsonl")} == done
+
+
+def test_runs_of_a_study_are_those_of_fedloom_run(in_tmp, finished):
+    """They are forked from a process that has imported everything; nothing else may differ."""
+    for name, (alone,) in ran(Toy(), Ask("digits", "plain")).items():
+        forked = fedloom.load(finished / f"{name}-s0")
+        before, after = (run.store.checkpoint()[0] for run in (alone, forked))
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert forked.summary["macs"] == alone.summary["macs"]
+
+
+def test_the_server_tells_how_its_processes_end(in_tmp):
+    with ForkServer() as server:
+        fails = server.start(["run", "no-such-method"], in_tmp / "fails.log")
+        goes = server.start(
+            ["run", "fedavg", "--rounds", "100000", "--out", "long"], in_tmp / "log"
+        )
+        assert fails.wait() == 2
+        assert "no-such-method" in (in_tmp / "fails.log").read_text()
+        while not Path("long/rounds.jsonl").exists():
+            assert goes.poll() is None
+            time.sleep(0.02)
+        goes.terminate()
+        assert goes.wait() == -signal.SIGTERM
+
+
+def test_runs_end_with_who_asked_for_them(in_tmp):
+    with ForkServer() as server:
+        goes = server.start(
+            ["run", "fedavg", "--rounds", "100000", "--out", "long"], in_tmp / "log"
+        )
+        while not Path("long/rounds.jsonl").exists():
+            time.sleep(0.02)
+    with pytest.raises(ProcessLookupError):
+        os.kill(goes.pid, 0)
+
+
+def test_without_its_server_a_study_starts_runs_itself(in_tmp, monkeypatch):
+    class Gone(ForkServer):
+        def __init__(self):
+            super().__init__()
+            self._process.kill()
+            self._process.wait()
+
+    monkeypatch.setattr("fedloom.experiment.study.ForkServer", Gone)
+    found = run_study(Toy(), Ask("digits", "plain"), in_tmp / "s", 2, quiet)
+    assert len(found) == len(Toy().cells(Ask("digits", "plain")))
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)

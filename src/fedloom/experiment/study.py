@@ -25,11 +25,13 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from fedloom.engine.processes import can_fork
 from fedloom.errors import INTERRUPTED, FedloomError, Interrupted, unknown
 from fedloom.experiment.api import planned
 from fedloom.experiment.config import agreed, make_config
 from fedloom.experiment.entry import Entry
 from fedloom.experiment.folder import REPORT, STUDY
+from fedloom.experiment.forkserver import ForkServer, Process
 from fedloom.experiment.plugins import check_files, method_class
 from fedloom.experiment.result import Result
 from fedloom.experiment.settings import Config
@@ -211,7 +213,7 @@ class Job:
 
 @dataclass
 class _Running(Job):
-    process: subprocess.Popen[str]
+    process: Process
 
 
 #: (job's name, rounds done and asked of all jobs, jobs finished, jobs, those that have just ended,
@@ -248,10 +250,12 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
     running: list[_Running] = []
     failed: list[str] = []
     stopped: list[str] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(ForkServer()) if len(waiting) > 1 and can_fork() else None
+        stack.callback(_end, running)
         while running or (waiting and not failed):
             while waiting and not failed and len(running) < workers:
-                running.append(_start(waiting.popleft()))
+                running.append(_start(waiting.popleft(), server))
             ended: dict[str, Mapping[str, Any]] = {}
             for job in [j for j in running if j.process.poll() is not None]:
                 running.remove(job)
@@ -271,12 +275,6 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
             say(names, sum(j.done for j in jobs), everything, over, len(jobs), ended)
             if running:
                 time.sleep(_PAUSE)
-    finally:
-        for job in running:
-            job.process.terminate()
-        for job in running:
-            job.process.wait()
-            RunStore(job.path).end()  # it was not killed: the study ended it
     if failed:
         raise FedloomError(
             f"A run failed; finished runs are safe in '{jobs[0].path.parent}', and the same "
@@ -287,6 +285,14 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
             f"{', '.join(stopped)} was stopped before its end. All others are finished; the same "
             "command goes on with it, and then writes the tables."
         )
+
+
+def _end(running: Sequence[_Running]) -> None:
+    for job in running:
+        job.process.terminate()
+    for job in running:
+        job.process.wait()
+        RunStore(job.path).end()  # it was not killed: the study ended it
 
 
 def is_study(folder: Path) -> bool:
@@ -453,17 +459,24 @@ def finished(job: Job) -> bool:
     )
 
 
-def _start(job: Job) -> _Running:
-    words = [sys.executable, "-m", "fedloom", "run", "--out", str(job.path)]
+def _start(job: Job, server: ForkServer | None) -> _Running:
+    words = ["run", "--out", str(job.path)]
     track = job.cell.settings.get("track")
     words += (
         ["--resume", "--rounds", str(job.rounds), *(["--track", track] if track else [])]
         if RunStore(job.path).exists
         else ["--config", str(_config_file(job.path))]
     )
-    with _log(job).open("w") as log:
-        # A session of its own: Ctrl-C is for the study, which then ends its runs.
-        process = subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=log, text=True, start_new_session=True
-        )
+    process: Process | None = None
+    if server is not None:
+        with contextlib.suppress(OSError):  # it is gone: a run can still start by itself
+            process = server.start(words, _log(job))
+    if process is None:
+        with _log(job).open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fedloom", *words],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
     return _Running(job.cell, job.seed, job.path, job.rounds, process)
