@@ -262,6 +262,30 @@ def test_shared_layers_shared_weights_and_loose_parameters_are_cut():
     np.testing.assert_allclose(found, last.mean(0).detach(), rtol=1e-4)
 
 
+class Viewed(nn.Module):
+    """It flattens by `view`, which torch refuses where channels lie last."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.stem, self.out = nn.Conv2d(shape[0], 4, 1), nn.Linear(4 * 64, classes)
+
+    def forward(self, x):
+        return self.out(F.relu(self.stem(x)).view(len(x), -1))
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+def test_scores_of_a_model_that_flattens_by_view(colours):
+    module, x = Viewed((colours, 8, 8), 5), torch.randn(7, colours, 8, 8)
+    channels = Channels.of(module, (colours, 8, 8))
+    wanted = F.relu(module.stem(x)).mean((0, 2, 3)).detach()
+    np.testing.assert_allclose(activations(module, channels, x)[0], wanted, rtol=1e-4)
+    batch = Batch(x, torch.arange(7) % 5)
+    h = F.relu(module.stem(x)).detach().requires_grad_()
+    (grad,) = torch.autograd.grad(F.cross_entropy(module.out(h.flatten(1)), batch.y), h)
+    found = gradients(module, channels, batch)[0]
+    np.testing.assert_allclose(found, grad.sum(0).abs().sum((1, 2)), rtol=1e-4)
+
+
 class Twice(nn.Module):
     def __init__(self, shape, classes):
         super().__init__()

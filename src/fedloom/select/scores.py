@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from fedloom.errors import FedloomError
 from fedloom.local.rule import Batch
 from fedloom.models.norm import settle
+from fedloom.models.viewed import pixel_by_pixel, tame_views
 from fedloom.select.calls import name_of, tensors_of
 from fedloom.select.channels import Channels, Tap, positions
 
@@ -30,6 +31,7 @@ AT_ONCE = 256
 def activations(module: nn.Module, channels: Channels, x: Tensor) -> list[np.ndarray]:
     """h_i of every group: the mean over samples and, for maps, positions."""
     sums = [torch.zeros(n, dtype=torch.float64) for n in channels.sizes]
+    x = _ready(module, x)
     settle(module, x.split(AT_ONCE), every=True)
     with torch.no_grad():
         for some in x.split(AT_ONCE):
@@ -37,16 +39,17 @@ def activations(module: nn.Module, channels: Channels, x: Tensor) -> list[np.nda
                 module(some)
             for g, group in enumerate(channels.groups):
                 for tap in group.taps:
-                    values = _by_channel(seen[tap.call][tap.item], tap, g)
-                    sums[g] += len(some) * values.double().mean(1).cpu() / len(group.taps)
+                    values = _mean(seen[tap.call][tap.item], tap, g)
+                    sums[g] += len(some) * values.double().cpu() / len(group.taps)
     return [(total / max(len(x), 1)).numpy() for total in sums]
 
 
 def gradients(module: nn.Module, channels: Channels, batch: Batch) -> list[np.ndarray]:
     """g_i of every group: Σ over positions of |Σ over samples of ∂L/∂h_i| (S2 Algorithm 4.4)."""
     sums: dict[tuple[int, int, int], Tensor] = {}
-    settle(module, batch.x.split(AT_ONCE), every=True)
-    for x, y in zip(batch.x.split(AT_ONCE), batch.y.split(AT_ONCE), strict=True):
+    images = _ready(module, batch.x)
+    settle(module, images.split(AT_ONCE), every=True)
+    for x, y in zip(images.split(AT_ONCE), batch.y.split(AT_ONCE), strict=True):
         with torch.enable_grad(), _watching(module, channels) as seen:
             loss = F.cross_entropy(module(x), y, reduction="sum") / len(batch.y)
         at = {(tap.call, tap.item) for group in channels.groups for tap in group.taps}
@@ -58,7 +61,7 @@ def gradients(module: nn.Module, channels: Channels, batch: Batch) -> list[np.nd
         by_tap = dict(zip(reads, found, strict=True))
         for g, group in enumerate(channels.groups):
             for tap in group.taps:
-                total = by_tap[tap.call, tap.item].double().sum(tap.batch, keepdim=True)
+                total = by_tap[tap.call, tap.item].sum(tap.batch, keepdim=True).double()
                 key, new = (g, tap.call, tap.item), _by_channel(total, tap, g).cpu()
                 sums[key] = sums[key] + new if key in sums else new
     return [
@@ -115,6 +118,20 @@ class _Watch(TorchFunctionMode):
             if torch.is_grad_enabled() and not tensor.requires_grad:  # nothing before it is learned
                 tensor.requires_grad_()
         return out
+
+
+def _ready(module: nn.Module, x: Tensor) -> Tensor:
+    """Images as torch's convolutions take least time for them."""
+    if x.dim() != 4 or not any(isinstance(m, nn.Conv2d) for m in module.modules()):
+        return x
+    tame_views(module, x.shape[1:], x.device)
+    return pixel_by_pixel(x)
+
+
+def _mean(x: Tensor, tap: Tap, group: int) -> Tensor:
+    """The mean of each of the group's channels."""
+    at = torch.from_numpy(positions(tap.made_of, group)).to(x.device)
+    return x.mean([d for d in range(x.dim()) if d != tap.dim])[at].mean(1)
 
 
 def _by_channel(x: Tensor, tap: Tap, group: int) -> Tensor:
