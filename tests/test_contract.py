@@ -16,7 +16,7 @@ import fedloom
 from fedloom.adapt import FineTune
 from fedloom.errors import FedloomError
 from fedloom.kinds import Weights
-from fedloom.local import SGD, Back, FullGradient, LocalRule, cross_entropy
+from fedloom.local import SGD, Back, FullGradient, LocalRule, Pull, cross_entropy
 from fedloom.method import Method
 from fedloom.mix import Average, GradientStep, Keep, Mix, Mixed, PeerAverage, ServerStep
 from fedloom.models import build
@@ -348,6 +348,14 @@ VECTOR = torch.zeros(2)
         ),
         ("local", SGD, "objective", 0.5, "a float; it must return a Tensor"),
         ("local", SGD, "objective", VECTOR, r"a Tensor of shape \(2,\); it must return a single"),
+        ("local", SGD, "pull", 1, "an int; it must return a Pull"),
+        ("local", SGD, "pull", Pull(1, VECTOR), r"a Pull whose `to` has the shape \(2,\)"),
+        ("local", SGD, "pull", Pull(push=VECTOR), r"a Pull whose `push` has the shape \(2,\)"),
+        ("local", SGD, "passes", 5, "5; it must return two whole numbers"),
+        ("local", SGD, "passes", (5, -1), ".*; it must return two whole numbers"),
+        ("local", SGD, "passes", (5.0, 0), ".*; it must return two whole numbers"),
+        ("local", SGD, "passes", (True, 0), ".*; it must return two whole numbers"),
+        ("local", SGD, "passes", (10**30, 0), ".*; it must return two whole numbers"),
         ("local", SGD, "direction", 1, "an int; it must return a Tensor"),
         ("local", SGD, "direction", VECTOR, r"a Tensor of shape \(2,\); it must have the grad"),
         ("local", SGD, "plan", {}, "a dict; it must return a list"),

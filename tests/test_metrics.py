@@ -168,9 +168,10 @@ def scored(macs, accuracies):
 
 def test_at_equal_work_the_costlier_method_is_taken_where_it_has_done_the_others_work():
     cheap = scored(10, [np.nan, 0.5, np.nan, 0.6])
-    costly = scored(15, [np.nan, 0.7, np.nan, 0.9])  # 30 after two rounds, of which 40 are allowed
-    assert at_equal_work(costly, cheap, "micro") == pytest.approx(0.7 - 0.6)
-    assert at_equal_work(cheap, costly, "micro") == pytest.approx(0.6 - 0.7)
+    costly = scored(15, [np.nan, 0.7, np.nan, 0.9])  # 40 is a third of the way from 30 to 60
+    then = 0.7 + 0.2 / 3
+    assert at_equal_work(costly, cheap, "micro") == pytest.approx(then - 0.6)
+    assert at_equal_work(cheap, costly, "micro") == pytest.approx(0.6 - then)
     late = scored(30, [np.nan, 0.7, np.nan, 0.9])
     assert np.isnan(at_equal_work(late, cheap, "micro"))
 

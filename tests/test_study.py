@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -29,7 +30,7 @@ from fedloom.experiment.study import (
     write_report,
 )
 from fedloom.studies import STUDIES
-from fedloom.studies.s0_swap import S0Swap
+from fedloom.studies.s0_swap import S0Swap, verdict
 from fedloom.studies.s1 import LABELS, S1, SOURCE
 from fedloom.studies.s1_when import best
 from fedloom.studies.s4 import S4Why
@@ -344,19 +345,19 @@ def test_the_swap_study_takes_the_claims_one_by_one(in_tmp):
     assert shown["FedAvg"][:3] == ["0.05", f"{score['full-fedavg']:.2f}", ""]
     gain = score["full-random"] - score["full-fedavg"]
     assert shown["FedSwap random"][2] == f"{gain:+.2f}"
-    averages = runs["full-random"].rounds.query("round in (5, 10)")["divergence"]
-    assert shown["FedSwap random"][3] == f"{averages.mean():.3f}"
+    last = runs["full-random"].rounds["divergence"].iloc[-1]
+    assert shown["FedSwap random"][3] == f"{last:.3f}"
     target = 0.98 * runs["full-fedavg"].summary["test_accuracy"]
     scored = runs["full-fedavg"].evaluations
     first = scored[scored["test_accuracy"] >= target]["round"].iloc[0]
     assert shown["FedAvg"][4] == f"{first}"
     found = {tuple(row[:2]): row[2:] for row in claims.rows}
     pair = "FedSwap random against FedAvg"
-    assert found["no more computation", pair] == ["+0.00 GMAC", "+0.00", "holds"]
+    assert found["no more computation (on clients)", pair] == ["+0.00 GMAC", "+0.00", "holds"]
     assert found["no more traffic", pair] == ["+0.00 MB", "+0.00", "holds"]
-    without = runs["full-none"].rounds.query("round in (5, 10)")["divergence"].mean()
+    without = runs["full-none"].rounds["divergence"].iloc[-1]
     less = found["less divergence", "FedSwap random against FedSwap without swaps"]
-    assert less[0] == f"{without - averages.mean():+.2f}"
+    assert less[0] == f"{without - last:+.2f}"
     assert found["better at the end", pair][0] == f"{gain:+.2f} points"
     assert found["better at the end", "FedSwap rotating against FedAvg"][-1] == "not run"
     assert beside.rows[0][:2] == ["local training only", f"{score['local']:.2f}"]
@@ -379,14 +380,49 @@ def test_rates_of_the_swap_study_are_chosen_on_validation_data_and_read_again(in
     assert sum(text.startswith("**") for row in table.rows for text in row) == 2
     (panel,) = study.pictures(ask, results)[0].figure().axes  # only what was run
     assert {line.get_label() for line in panel.lines} == {"FedAvg", "FedSwap random"}
-    monkeypatch.setattr("fedloom.studies.s0_swap.chosen_rates", lambda: {
-        "digits": {"classes": {"full": {"fedavg": 0.3, "random": 0.7, "min-cka": 0.9}}}
+    monkeypatch.setattr("fedloom.studies.s0_swap.chosen_rates", lambda ask: {
+        "classes": {"full": {"fedavg": 0.3, "random": 0.7, "min-cka": 0.9}}
     })  # fmt: skip
     rates = {c.name: c.settings["lr"] for c in S0Swap().cells(Ask("digits", "classes"))}
     assert rates["full-fedavg"] == rates["local"] == 0.3
     assert rates["full-random"] == rates["full-rotating"] == rates["full-none"] == 0.7
     assert rates["full-greedy-dcka"] == rates["full-min-cka"] == 0.9
     assert rates["fifth-fedavg"] == rates["iid-full-random"] == 0.05  # none was chosen
+
+
+def test_the_swap_study_takes_rates_from_a_file(in_tmp):
+    def cells(text, preset="h2"):
+        Path("rates.yaml").write_text(text)
+        return S0Swap().cells(Ask("digits", preset, values=Path("rates.yaml")))
+
+    each = "{fedavg: 0.3, random: 0.7, min-cka: 0.9}"
+    rates = {
+        c.name: c.settings for c in cells(f"digits: {{classes: {{full: {each}, fifth: {each}}}}}")
+    }
+    assert rates["full-fedavg"]["lr"] == 0.3
+    assert rates["fifth-min-cka-h10"]["lr"] == 0.9
+    # A swap is no average: scores are those of averages, as many as there are.
+    assert rates["full-fedavg"]["eval_every"] == rates["full-random-h2"]["eval_every"] == 2
+    assert rates["full-random-h20"]["eval_every"] == 20
+    for text, why in (
+        ("mnist: {}", "no rates for digits.*--preset rates"),
+        (f"digits: {{classes: {{full: {each}}}}}", "no rate of FedAvg for digits, classes, fifth"),
+        ("digits: 3", "no rate"),
+        (f"digits: {{classes: {{full: {each.replace('0.7', '-1')}}}}}", "-1 as the rate"),
+    ):
+        with pytest.raises(FedloomError, match=why):
+            cells(text)
+    with pytest.raises(FedloomError, match="would do nothing"):
+        S0Swap().check(Ask("digits", "rates", values=Path("rates.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("margins", "said"),
+    [([np.inf, 5.0], "holds"), ([-np.inf, -5.0], "does not hold"), ([-np.inf, 5.0], "depends"),
+     ([np.nan, 5.0], "reached by neither")],
+)  # fmt: skip
+def test_who_alone_reaches_the_target_is_ahead(margins, said):
+    assert verdict(margins).startswith(said)
 
 
 def test_a_run_from_before_a_setting_was_there_still_counts_as_done(in_tmp, finished):

@@ -112,7 +112,14 @@ def test_rungs_of_halving():
         ({"space": {"lr": "0..1"}, "runs": None}, "needs a budget"),
         ({"space": {"lr": "0..1"}, "seconds": 9.0}, "either a number of runs"),
         ({"space": {"lr": "0..1"}, "halving": 1}, "would drop no trial"),
-        ({"space": {"lr": "0..1"}, "runs": 0}, "must be above 0"),
+        ({"space": {"lr": "0..1"}, "runs": 0}, "numbers above 0"),
+        ({"space": {"lr": "0..1"}, "runs": None, "seconds": float("nan")}, "numbers above 0"),
+        ({"space": {"tune_share": "0|0.5"}}, "sets tune_share itself"),
+        ({"space": {"rounds": "1|2"}}, "sets rounds itself"),
+        ({"space": {"lr": "0..1", "fedavg:eval_every": "1|2"}}, "sets eval_every itself"),
+        ({"space": {"lr": "0..1", "fedprox:mu": "0..1"}}, "fedprox, which is not among"),
+        ({"space": {"lr": "0..1"}, "score": "f1+"}, "name is missing"),
+        ({"space": {"lr_schedule": "cosine|constant"}, "halving": 2}, "depends on the number of"),
         ({"space": {"lr": "0..1"}, "settings": {"tune_share": 0}}, "would use the test data"),
         ({"space": {"lr": "0..1"}, "score": "new_micro"}, "needs newcomers"),
         ({"space": {"lr": "0..1"}, "score": "macro+mse"}, "Unknown score 'mse'"),  # called macro
@@ -318,3 +325,42 @@ def test_a_search_for_a_study_has_the_settings_of_its_cells():
     same = set(base) - {"first"}
     assert {k: base[k] for k in same} == {k: cell[k] for k in same}
     Search(study.methods, study.space, runs=1, settings=base)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tuned: {fedavg: {lr: 0.1}}", "data that it doesn't name"),
+        ("data: digits\ntuned: {fedavg: {lr: 0.1}, ditto: {data: wine}}", "for wine.*ditto"),
+        ("data: digits\ntuned: 3", "must hold settings by method"),
+        ("data: digits\ntuned:", "must hold settings by method"),
+        ("data: digits\ntuned: {}", "must hold settings by method"),
+        ("data: digits\ntuned: {1: {lr: 1}}", "must hold settings by method"),
+        ("data: digits\ntuned: {fedavg: 1}", "must hold settings by method"),
+        ("data: digits\nclients: 4\ntuned: {fedavg: {lr: 0.1}}", "clients=4.*the study has.*20"),
+    ],
+)
+def test_files_of_chosen_values_that_do_not_fit_a_study(in_tmp, text, said):
+    Path("v.yaml").write_text(text)
+    with pytest.raises(FedloomError, match=said):
+        STUDIES["s1"].check(Ask("digits", "tuned", values=Path("v.yaml")))
+
+
+def test_a_study_completes_chosen_values_and_names_what_differs(in_tmp):
+    Path("v.yaml").write_text("data: digits\ntuned: {fedavg: {lr: 0.1, optimiser: sgd}}")
+    ask = Ask("digits", "tuned", values=Path("v.yaml"))
+    (cell,) = STUDIES["s1"].cells(ask)
+    assert cell.settings["newcomers"] == cell.settings["clients"] == 20
+    local, _ = STUDIES["s1"].tables(ask, {})  # without FedMeta-Per there is nothing to pair
+    assert local.rows[1][1] == "optimiser=sgd, lr=0.1"
+
+
+def test_one_method_of_a_study_can_be_tuned_alone(in_tmp, call):
+    def tuned(data):
+        words = ["--runs", 1, "--rounds", 1, "--set", "clients=5", "--set", "newcomers=4"]
+        return call("tune", "fedavg", "--study", "s1", "--data", data, *words, "--out", "t")
+
+    code, said = tuned("wine")
+    assert (code, "Unknown data set of this study 'wine'" in said) == (2, True)
+    assert tuned("digits")[0] == 0
+    assert read_chosen(Path("t/chosen.yaml"), "digits")["fedavg"]["data"] == "digits"

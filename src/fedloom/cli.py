@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from fedloom import __version__, names
-from fedloom.errors import INTERRUPTED, FedloomError, Interrupted, is_shortage, shortage
+from fedloom.errors import INTERRUPTED, FedloomError, Interrupted, is_shortage, shortage, unknown
 from fedloom.experiment.settings import Config
 from fedloom.imports import uncollected
 from fedloom.notice import clear, say
@@ -925,9 +925,11 @@ def tune(
         from fedloom.studies import find
 
         known = find(study)
-        ask = Ask(given.get("data", known.data[0]), "tuned", "full")
-        given = known.to_search(ask) | given
+        ask = Ask(given.get("data", known.data[0]), known.presets[0], "full")
+        if ask.data not in known.data:
+            raise unknown("data set of this study", ask.data, known.data)
         methods, by = methods or list(known.methods), by or "micro+new_micro"
+        given = {n: v for n, v in known.to_search(ask).items() if concerns(n, methods)} | given
         space |= {n: r for n, r in known.space.items() if concerns(n, methods)}
     for word in search or ():
         name, sign, text = word.partition("=")
@@ -936,6 +938,8 @@ def tune(
                 f"--search takes NAME=RANGE, such as lr=log:1e-4..0.3, not '{word}'."
             )
         space[name.strip()] = Range.parse(text.strip())
+    if given.get("tune_share"):
+        raise FedloomError("The share of a search is set by --share, not by tune_share.")
     asked = Search(
         tuple(methods or ()), space, runs, None if minutes is None else 60 * minutes, halving,
         by or "macro", seeds, seed, {**given, "tune_share": share},
@@ -976,7 +980,8 @@ def study(
         typer.Option(
             "--values",
             metavar="FILE.yaml",
-            help="Values chosen by `fedloom tune`, for a preset that takes them.",
+            help="Values chosen by `fedloom tune` (s0-swap: by --preset rates), for a preset that "
+            "takes them.",
             show_default="those shipped with the study",
         ),
     ] = None,

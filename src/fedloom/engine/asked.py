@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from fedloom.errors import FedloomError
-from fedloom.local.rule import Back, Batch, Budget, Context, LocalRule, Net, Params, Samples
-from fedloom.returned import returned, returned_names
+from fedloom.local.rule import Back, Batch, Budget, Context, LocalRule, Net, Params, Pull, Samples
+from fedloom.returned import returned, returned_if_any, returned_names
 
 
 def rule_at(rule: LocalRule, round: int) -> LocalRule:
@@ -57,6 +57,21 @@ def objective(
     return loss
 
 
+def pull(rule: LocalRule, me: Context) -> Pull | None:
+    """What is added to all gradients, as kernels read it."""
+    found = returned_if_any(rule, "pull", rule.pull(me), Pull)
+    if found is None:
+        return None
+    for name, value in (("to", found.to), ("push", found.push)):
+        if value is not None and value.shape != me.start.shape:
+            raise FedloomError(
+                f"{type(rule).__name__}.pull returned a Pull whose `{name}` has the shape "
+                f"{tuple(value.shape)}; it must have the weights' shape, {tuple(me.start.shape)}."
+            )
+    to, push = (None if t is None else t.to(me.start).contiguous() for t in (found.to, found.push))
+    return Pull(float(found.strength), to, push)
+
+
 def direction(rule: LocalRule, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
     """The gradient to follow."""
     bent = returned(rule, "direction", rule.direction(grad, weights, me), Tensor)
@@ -68,12 +83,17 @@ def direction(rule: LocalRule, grad: Tensor, weights: Tensor, me: Context) -> Te
     return bent.to(grad)  # kernels read its memory
 
 
+def _is_count(n: object) -> bool:
+    whole = isinstance(n, int | np.integer) and not isinstance(n, bool)
+    return whole and 0 <= n < 1 << 40  # type: ignore[operator]
+
+
 def passes(rule: LocalRule, steps: Sequence[Samples]) -> tuple[int, int]:
     """Samples that went forward and back, and those of which that was differentiated again."""
     once = again = 0
     for step in steps:
-        found = returned(rule, "passes", rule.passes(step), tuple)
-        if len(found) != 2 or not all(isinstance(n, int | np.integer) for n in found):
+        found = rule.passes(step)
+        if not isinstance(found, tuple) or len(found) != 2 or not all(map(_is_count, found)):
             raise FedloomError(
                 f"{type(rule).__name__}.passes returned {found!r}; it must return two whole "
                 "numbers: samples that go forward and back, and those differentiated again."

@@ -19,7 +19,7 @@ from fedloom.layout import Layout
 from fedloom.local import LocalRule, Optimiser
 from fedloom.local.meta import MAML, SUPPORT, MetaSGD
 from fedloom.local.optimiser import KINDS
-from fedloom.local.rule import Samples
+from fedloom.local.rule import Pull, Samples
 from fedloom.native.library import SETS, instructions, library, right, why_not
 from fedloom.native.net import Native, Update
 from fedloom.native.plan import Unplanned
@@ -136,14 +136,20 @@ def meta_steps(rule: LocalRule, task: Task, native: Native, steps: Sequence[Samp
     return native.can_meta(max((len(step[SUPPORT]) for step in steps), default=1))
 
 
-def update_of(optimiser: Optimiser, memory: Mapping[str, Tensor]) -> Update:
-    """The optimiser as the kernels take it. `memory` is one client's; it is updated in place, and
-    must live as long as what is returned."""
+def update_of(
+    optimiser: Optimiser, memory: Mapping[str, Tensor], pull: Pull | None = None
+) -> Update:
+    """The optimiser, and what a rule adds to gradients, as the kernels take them. `memory` is one
+    client's; it is updated in place, and all must live as long as what is returned."""
     o, at = optimiser, {name: value.data_ptr() for name, value in memory.items()}
     first, second, *_ = *(at[name] for name in o.values if name != "count"), None, None
     clip = math.inf if o.clip is None else o.clip
     numbers = (o.lr, o.momentum, o.weight_decay, clip, o.beta1, o.beta2, o.eps)
-    return Update(KINDS.index(o.kind), first, second, at.get("count"), *numbers)
+    made = Update(KINDS.index(o.kind), first, second, at.get("count"), *numbers)
+    if pull is not None:
+        made.to, made.push = (None if t is None else t.data_ptr() for t in (pull.to, pull.push))
+        made.pull = pull.strength
+    return made
 
 
 def described(found: Native | str, rule: LocalRule, task: Task) -> str:

@@ -207,12 +207,13 @@ class Worker:
         cuts = np.array([0, *accumulate(map(len, batches))])
         follows = rule.hands_back == "weights"
         bends = type(rule).direction is not LocalRule.direction
-        update = update_of(optimiser, memory)
         if follows and not bends and not native.plan(training=True).masks:
+            pull = asked.pull(rule, me)
+            update = update_of(optimiser, memory, pull)
             loss = native.steps(resident.row, resident.grad, pictures, y, cuts, update)
             resident.count(len(batches))
             return loss, int(cuts[-1]), data_seconds
-        loss_sum = 0.0
+        loss_sum, update = 0.0, update_of(optimiser, memory)
         for a, b in pairwise(cuts.tolist()):
             loss = native.gradient(resident.row, resident.grad, pictures.some(a, b), y[a:b])
             resident.count(1)

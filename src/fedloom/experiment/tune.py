@@ -43,7 +43,8 @@ CHOSEN, TRIES = "chosen.yaml", "tries.csv"
 TUNED = "tuned"  # the key of such a file that holds the values by method
 SHARE = 0.25  # of the training data, where the score is taken
 _NO_SCORES = ("round", "seconds", "eval_seconds", "lr", "train_loss")
-_OURS = ("seed", "eval_every", "eval_common", "workers")
+_OURS = ("seed", "eval_every", "eval_common", "workers")  # no settings of a search
+_NOT_SEARCHED = (*_OURS, "rounds", "tune_share")
 
 Value = float | int | str | bool | None
 
@@ -117,8 +118,8 @@ class Search:
                 "A search needs a budget per method: give either a number of runs or minutes."
             )
         given = [n for n in (self.runs, self.seconds, self.seeds) if n is not None]
-        if min(given) <= 0:
-            raise FedloomError("Runs, minutes and seeds of a search must be above 0.")
+        if not all(0 < n < math.inf for n in given):
+            raise FedloomError("Runs, minutes and seeds of a search must be numbers above 0.")
         share = self.settings.get("tune_share", SHARE)
         if not 0 < share < 1:
             raise FedloomError(
@@ -136,21 +137,31 @@ class Search:
             )
         known = known_scores(str(self.settings.get("task", AUTO)))
         for name in self.score.split("+"):
+            if not name:
+                raise FedloomError(f"score={self.score}: a name is missing beside '+'.")
             if name not in known:
                 raise unknown("score", name, known)
-        for key in _OURS:
-            if key in self.settings:
-                raise FedloomError(f"A search sets {key} itself: leave it out.")
+        searched = {_name(key) for key in self.space}
+        for key in (
+            *(k for k in _OURS if k in self.settings),
+            *searched.intersection(_NOT_SEARCHED),
+        ):
+            raise FedloomError(f"A search sets {key} itself: leave it out.")
         if "new_" in self.score and not self.settings.get("newcomers"):
             raise FedloomError(f"score={self.score} needs newcomers, and there are none.")
-        if self.halving is not None and self._schedule != "constant":
+        if self.halving is not None and (self._schedule != "constant" or "lr_schedule" in searched):
             raise FedloomError(
-                f"lr_schedule={self._schedule} depends on the number of rounds, which is not the "
-                "same for all trials of a halving search. Leave one of them out."
+                "An lr_schedule depends on the number of rounds, which is not the same for all "
+                "trials of a halving search. Leave one of them out."
             )
         for key in self.space:
             named, _, name = key.rpartition(":")
             mine = [m for m in self.methods if named in ("", m)]
+            if not mine:
+                raise FedloomError(
+                    f"{key} would be searched for {named}, which is not among the methods to tune: "
+                    f"{', '.join(self.methods)}."
+                )
             if not concerns(name, mine):
                 known = sorted({n for m in mine for n in _options(method_class(m))})
                 raise unknown("setting to search", key, known)
@@ -432,7 +443,10 @@ def _text(search: Search, chosen: Mapping[str, Mapping[str, Value]], table: pd.D
         f"# Searched: {', '.join(search.space)}. Time: {', '.join(spent)}.\n"
     )
     given = {k: v for k, v in search.settings.items() if k not in ("tune_share", "rounds")}
-    each = {m: {k: own[k] for k in given if k in own} for m, own in _common(search).items()}
+    data = {} if "data" in search.space else {"data": Config.model_fields["data"].default}
+    given = {**data, **given}  # what was chosen on other data is no choice
+    asked = replace(search, settings={**data, **search.settings})
+    each = {m: {k: own[k] for k in given if k in own} for m, own in _common(asked).items()}
     common = {k: v for k, v in given.items() if all(k in own for own in each.values())}
     known = {
         m: {**{k: v for k, v in each[m].items() if k not in common}, **values}
@@ -485,6 +499,14 @@ def read_chosen(file: Path, data: str) -> dict[str, dict[str, Any]]:
             f"'{file}' is not a file of chosen values: it has no '{TUNED}'. Make one with "
             "fedloom tune."
         )
-    if content.get("data", data) != data:
-        raise FedloomError(f"'{file}' was chosen for {content['data']}, not for {data}.")
-    return {method: chosen_for(content, method, file) for method in content[TUNED]}
+    known = content[TUNED]
+    if not isinstance(known, Mapping) or not known or not all(isinstance(m, str) for m in known):
+        raise FedloomError(f"'{file}' must hold settings by method under '{TUNED}'.")
+    found = {method: chosen_for(content, method, file) for method in known}
+    for method, settings in found.items():
+        if settings.get("data") != data:
+            where = (
+                f"for {settings['data']}" if "data" in settings else "for data that it doesn't name"
+            )
+            raise FedloomError(f"'{file}' was chosen {where}, not for {data} ({method}).")
+    return found

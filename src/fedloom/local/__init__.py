@@ -12,6 +12,7 @@ from fedloom.local.rule import (
     LocalRule,
     Net,
     Params,
+    Pull,
     cross_entropy,
     gradient,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "Outer",
     "Params",
     "Proximal",
+    "Pull",
     "Reptile",
     "Schedule",
     "SelfDistillation",

@@ -16,6 +16,7 @@ from fedloom.local.rule import (
     LocalRule,
     Net,
     Params,
+    Pull,
     Samples,
     counted,
     gradient,
@@ -32,8 +33,8 @@ class Controlled(LocalRule):
     keeps = {"ci": Weights()}
     sends = {"dc": Weights()}
 
-    def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
-        return grad + me.told["c"] - me.kept["ci"]
+    def pull(self, me: Context) -> Pull | None:
+        return Pull(push=me.told["c"] - me.kept["ci"])
 
     def finish(self, me: Context, row: Tensor, grad: Tensor) -> Back:
         y, c, ci = row[: len(me.start)], me.told["c"], me.kept["ci"]
@@ -51,8 +52,8 @@ class Tethered(LocalRule):
     def __post_init__(self) -> None:
         non_negative("lam", self.lam)
 
-    def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
-        return grad + self.lam * (weights - me.told["model"])
+    def pull(self, me: Context) -> Pull | None:
+        return Pull(self.lam, me.told["model"])
 
 
 @dataclass(frozen=True)

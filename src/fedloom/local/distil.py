@@ -25,6 +25,7 @@ from fedloom.local.rule import (
     LocalRule,
     Net,
     Params,
+    Pull,
     Samples,
 )
 from fedloom.local.sgd import Proximal
@@ -55,8 +56,8 @@ class MaskedSGD(LocalRule):
             return Proximal(self.mu).at(round)
         return self
 
-    def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
-        return grad + self.mu * (weights - me.start) if self.mu else grad
+    def pull(self, me: Context) -> Pull | None:
+        return Pull(self.mu, me.start) if self.mu else None
 
     def objective(self, net: Net, params: Params, data: Mapping[str, Batch], me: Context) -> Tensor:
         batch = data["train"]

@@ -188,6 +188,20 @@ class Back:
     sends: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Pull:
+    """What a rule adds to every gradient: strength·(w − to) + push, each as long as the weights."""
+
+    strength: float = 0.0
+    to: Tensor | None = None
+    push: Tensor | None = None
+
+    def added(self, grad: Tensor, weights: Tensor) -> Tensor:
+        if self.to is not None:
+            grad = grad + self.strength * (weights - self.to)
+        return grad if self.push is None else grad + self.push
+
+
 class LocalRule:
     """How a client learns. Override what differs from plain SGD on the training part.
 
@@ -244,9 +258,16 @@ class LocalRule:
         """The scalar to minimise in one step; `net(params, x)` gives the outputs."""
         return data["train"].loss(net(params, data["train"].x))
 
+    def pull(self, me: Context) -> Pull | None:
+        """What is added to all gradients of a round, where that is all that `direction` does: our
+        kernels do it inside their steps."""
+        return None
+
     def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
-        """The gradient to follow, from the objective's and the weights now."""
-        return grad
+        """The gradient to follow, from the objective's and the weights now; by default with what
+        `pull` adds."""
+        pull = self.pull(me)
+        return grad if pull is None else pull.added(grad, weights)
 
     def passes(self, step: Samples) -> tuple[int, int]:
         """What a step costs: how many samples go forward and back, and for how many of them that

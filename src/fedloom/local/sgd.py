@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.local.rule import Back, Budget, Context, LocalRule, Samples, non_negative
+from fedloom.local.rule import Back, Budget, Context, LocalRule, Pull, Samples, non_negative
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Proximal(LocalRule):
         # Engines have faster steps for plain SGD, whose last bits are others.
         return SGD() if self.mu == 0 and type(self) is Proximal else self
 
-    def direction(self, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
-        return grad + self.mu * (weights - me.start)
+    def pull(self, me: Context) -> Pull | None:
+        return Pull(self.mu, me.start)
 
 
 @dataclass(frozen=True)

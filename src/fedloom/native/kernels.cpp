@@ -61,6 +61,8 @@ struct Update {  // how weights follow a gradient, mirrored in net.py
     int64_t kind;
     float *first, *second, *count;  // what the method remembers of every weight, and its steps; null: nothing
     double lr, momentum, decay, clip, beta1, beta2, eps;  // clip: infinite for none
+    const float *to, *push;  // what is added to every gradient: pull * (w - to) + push; null: nothing
+    double pull;
 };
 
 struct Rates {  // an update's constants of one step
@@ -369,11 +371,12 @@ struct Table {
     void (*mask)(Program*, int, const float*);
     void (*read)(const Program*, int, float*, long);
     void (*descend)(float*, const float*, long, long, const Update&, const Rates&);
+    void (*bend)(const float*, float*, long, const Update&);
     double (*squares)(const float*, long);
     void (*spread)(const float*, long, long, long, const double*, double*);
     void (*weigh)(const float*, long, long, long, const double*, double*);
 };
-#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend, isa::squares, isa::spread, isa::weigh}
+#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend, isa::bend, isa::squares, isa::spread, isa::weigh}
 #if defined(__x86_64__)
 const Table tables[] = {TABLE(plain), TABLE(avx2), TABLE(avx512)};
 const int lanes_of[] = {4, 8, 16};
@@ -638,7 +641,7 @@ double fl_train(Program* p, float* W, float* G, long trainable, const void* imag
                 int crop, const Update* u) {
     double sum = 0;
     // A tile of a gradient that is whole can go into the weights straight from registers; not where its norm must be known.
-    const bool soon = u->kind == SGD && std::isinf(u->clip);
+    const bool bent = u->to || u->push, soon = u->kind == SGD && std::isinf(u->clip) && !bent;
     if (soon) p->rates = rates_of(*u, 0);
     for (int k = 0; k < steps; k++) {
         const long a = cut[k], n = cut[k + 1] - a;
@@ -647,6 +650,7 @@ double fl_train(Program* p, float* W, float* G, long trainable, const void* imag
         p->at_once = soon && k + 1 < steps ? u : nullptr;
         sum += n * fl_gradient(p, W, G, y + a, 1, 1, 0);
         if (!p->at_once) {
+            if (bent) of(p).bend(W, G, trainable, *u);
             update(p->isa, W, G, trainable, *u);
             continue;
         }
@@ -2502,6 +2506,16 @@ FN void descend(float* W, const float* G, long from, long to, const Update& u, c
                 w[i] = w[i] * r.keep - r.rate * (first[i] / (__builtin_sqrtf(second[i]) * r.root + r.eps));
             }
     }
+}
+
+FN void bend(const float* W, float* G, long n, const Update& u) {
+    const float *__restrict w = W, *__restrict to = u.to, *__restrict push = u.push;
+    float* __restrict g = G;
+    const float pull = u.pull;
+    if (to)
+        for (long i = 0; i < n; i++) g[i] += pull * (w[i] - to[i]);
+    if (push)
+        for (long i = 0; i < n; i++) g[i] += push[i];
 }
 
 FN double squares(const float* g, long n) {  // in pairs of fixed places, so that it is the same everywhere

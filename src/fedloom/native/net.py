@@ -65,8 +65,8 @@ def can_read(array: object) -> TypeGuard[np.ndarray]:
 
 
 class Update(ctypes.Structure):
-    """How weights follow a gradient, and where what is remembered of them lies: momentum, or a
-    second moment, and the number of steps so far."""
+    """How weights follow a gradient, where what is remembered of them lies (momentum, or a second
+    moment, and the number of steps so far), and what is added to each gradient of `steps`."""
 
     _fields_ = [
         ("kind", ctypes.c_int64),
@@ -74,6 +74,8 @@ class Update(ctypes.Structure):
         *((name, ctypes.c_double) for name in (
             "lr", "momentum", "weight_decay", "clip", "beta1", "beta2", "eps",
         )),
+        *((name, ctypes.c_void_p) for name in ("to", "push")),
+        ("pull", ctypes.c_double),
     ]  # fmt: skip
 
 

@@ -551,7 +551,8 @@ def _plain(value: object) -> str:
 def print_tables(tables: Sequence[StudyTable]) -> None:
     for table in tables:
         out.print(f"\n{table.title}")
-        out.print(_table(table.heads, [list(row) for row in table.rows], left=2))
+        rows = [[cell.replace("**", "") for cell in row] for row in table.rows]
+        out.print(_table(table.heads, rows, left=2))
 
 
 def print_methods(methods: Mapping[str, type[MethodOptions]]) -> None:

@@ -20,6 +20,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from fedloom.errors import FedloomError
+from fedloom.experiment.config import read_config
 from fedloom.experiment.result import Result
 from fedloom.experiment.study import (
     Ask,
@@ -48,9 +50,9 @@ class Size:
 
 
 SIZES = {
-    "mnist": Size("mlp", 20, 100, 20, 256, (0.025, 0.05, 0.1, 0.2)),
-    "fashion-mnist": Size("mlp", 20, 100, 20, 256, (0.025, 0.05, 0.1, 0.2)),
-    "cifar10": Size("lenet", 20, 40, 20, 128, (0.025, 0.05, 0.1)),
+    "mnist": Size("mlp", 20, 100, 20, 256, (0.05, 0.1, 0.2, 0.4)),
+    "fashion-mnist": Size("mlp", 20, 100, 20, 256, (0.025, 0.05, 0.1, 0.2, 0.4)),
+    "cifar10": Size("lenet", 20, 40, 20, 128, (0.025, 0.05, 0.1, 0.2)),
     # of digits, 1 % would be too few to compare models on
     "digits": Size("mlp", 10, 40, 5, 64, (0.05, 0.1), "share:0.1"),
 }
@@ -62,6 +64,7 @@ SWEEP = (2, H2, 10, 20)
 LR = 0.05  # where none was chosen
 NEAR = 0.98  # of FedAvg's last accuracy: the target that rounds are counted to
 TRAFFIC = "traffic (MB)"
+RATES = "rates.yaml"
 
 
 @dataclass(frozen=True)
@@ -126,10 +129,18 @@ SWEPT = {
 }  # fmt: skip
 
 
-def chosen_rates() -> dict[str, Any]:
-    """What is in `s0_rates.yaml`: data → skew → participation → method → rate."""
-    text = files("fedloom.studies").joinpath("s0_rates.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text) or {}
+def chosen_rates(ask: Ask) -> Any:
+    """Skew → participation → method → rate: of the given file, or of those that come with it."""
+    if ask.values is None:
+        text = files("fedloom.studies").joinpath("s0_rates.yaml").read_text(encoding="utf-8")
+        return (yaml.safe_load(text) or {}).get(ask.data, {})
+    known = read_config(ask.values)
+    if ask.data not in known:
+        raise FedloomError(
+            f"'{ask.values}' has no rates for {ask.data}. Choose some: fedloom study s0-swap "
+            f"--data {ask.data} --preset rates --out DIRECTORY; they are in DIRECTORY/{RATES}."
+        )
+    return known[ask.data]
 
 
 class S0Swap(Study):
@@ -139,6 +150,11 @@ class S0Swap(Study):
     title = "Swapping models by dissimilarity (S0 chapter 4)"
     data = tuple(SIZES)
     presets = ("classes", "dirichlet", "h2", "measures", "rates")
+    tuned = presets[:-1]
+
+    def check(self, ask: Ask) -> None:
+        super().check(ask)
+        chosen_rates(ask)
 
     # -- runs
 
@@ -179,8 +195,7 @@ class S0Swap(Study):
     ) -> Cell:
         settings = self._settings(ask, way, skew, part)
         if lr is None:
-            found = chosen_rates().get(ask.data, {}).get(skew, {}).get(part, {})
-            settings["lr"] = float(found.get(way.rated, LR))
+            settings["lr"] = _rate(ask, skew, part, way.rated)
         else:
             rounds = _whole(settings["rounds"] // 2)
             settings |= {"lr": lr, "rounds": rounds, "eval_every": rounds,
@@ -199,7 +214,9 @@ class S0Swap(Study):
             "steps": size.h1,
             "batch": 32,
             "rounds": self._rounds(ask),
-            "eval_every": max(SWEEP) if ask.preset == "h2" else H2,
+            "eval_every": way.options.get("average_every", min(SWEEP))
+            if ask.preset == "h2"
+            else H2,
         }
         if way.method == "fedswap":
             settings["average_every"] = H2
@@ -227,7 +244,8 @@ class S0Swap(Study):
         chosen: dict[str, Any] = {}
         for (skew, part, name), rate in _best_rates(ask, results).items():
             chosen.setdefault(skew, {}).setdefault(part, {})[name] = rate
-        return {"rates.yaml": yaml.safe_dump({ask.data: chosen}, sort_keys=False)}
+        head = "# Rates that were best on validation data, for the other presets: --values FILE.\n"
+        return {RATES: head + yaml.safe_dump({ask.data: chosen}, sort_keys=False)}
 
     def _rates_table(self, ask: Ask, results: Results) -> Table:
         rates, best = SIZES[ask.data].rates, _best_rates(ask, results)
@@ -262,7 +280,7 @@ class S0Swap(Study):
                 _counted([_until(r, target) for r in runs]),
                 f"{np.mean([r.summary['bytes'] for r in runs]) / 1e6:.1f}",
                 _counted([_until(r, target, TRAFFIC) for r in runs]),
-                f"{np.mean([r.summary['macs'] for r in runs]) / 1e9:.0f}",
+                f"{np.mean([r.summary['macs'] for r in runs]) / 1e9:.3g}",
                 spread([1000 * _server_seconds(r) for r in runs], digits=0),
             ])  # fmt: skip
         goal = "" if np.isnan(target) else f" ({100 * target:.1f} %)"
@@ -287,8 +305,10 @@ class S0Swap(Study):
             found = _paired(one, other, margin)
             if not found:
                 return [claim, who, "–", "–", "not run"]
-            each = ", ".join(spread([value], sign="+") for value in found)
+            each = ", ".join(_one(value) for value in found)
             margins = f"{spread(found, sign='+')} {unit}".strip()
+            if not np.isfinite(found).all():
+                margins = "–"
             return [claim, who, margins, each, verdict(found, allowed)]
 
         def less(value: Any) -> Any:
@@ -297,7 +317,7 @@ class S0Swap(Study):
         swaps = ("random", "sequential", "rotating", *SIMILAR)
         rows = []
         for name in swaps:
-            rows.append(row("no more computation", name, "fedavg",
+            rows.append(row("no more computation (on clients)", name, "fedavg",
                             less(lambda r: r.summary["macs"] / 1e9), "GMAC"))  # fmt: skip
         for name in swaps:
             rows.append(row("no more traffic", name, "fedavg",
@@ -307,7 +327,7 @@ class S0Swap(Study):
                 rows.append(row("less divergence", name, over, less(_last_divergence), ""))
         for name in swaps:
             rows.append(row("fewer rounds to the target", name, "fedavg",
-                            less(lambda r: _until(r, target)), "rounds"))  # fmt: skip
+                            less(lambda r: _rounds_until(r, target)), "rounds"))  # fmt: skip
         for name in swaps:
             rows.append(row("better at the end", name, "fedavg",
                             lambda r: 100 * _accuracy(r), "points"))  # fmt: skip
@@ -388,15 +408,29 @@ def verdict(margins: Sequence[float], equal_holds: bool = False) -> str:
     >>> verdict([0.1, 0.2]), verdict([0.1, -0.1]), verdict([0.0, 0.0]), verdict([-1.0])
     ('holds', 'depends on the seed', 'equal', 'does not hold')
     >>> verdict([0.0, 0.2], equal_holds=True), verdict([0.1, float("nan")])
-    ('holds', 'not reached by all')
+    ('holds', 'reached by neither')
     """
     if np.isnan(margins).any():
-        return "not reached by all"
+        return "reached by neither"
     if all(margin > 0 or (equal_holds and margin == 0) for margin in margins):
         return "holds"
     if all(margin == 0 for margin in margins):
         return "equal"
     return "does not hold" if all(margin < 0 for margin in margins) else "depends on the seed"
+
+
+def _rate(ask: Ask, skew: str, part: str, method: str) -> float:
+    rate: Any = chosen_rates(ask)
+    for name in (skew, part, method):
+        rate = rate.get(name) if isinstance(rate, Mapping) else None
+    if rate is None and ask.values is None:
+        return LR
+    if isinstance(rate, bool) or not isinstance(rate, float | int) or not 0 < rate < np.inf:
+        raise FedloomError(
+            f"'{ask.values}' has {'no rate' if rate is None else f'{rate!r} as the rate'} of "
+            f"{METHODS[method].label} for {ask.data}, {skew}, {part}: it must be above 0."
+        )
+    return float(rate)
 
 
 def _skew(ask: Ask) -> str:
@@ -474,13 +508,22 @@ def _until(run: Result, target: float, column: str = "round") -> float:
     return float(there[column].iloc[0]) if len(there) else np.nan
 
 
+def _rounds_until(run: Result, target: float) -> float:
+    """The same, infinite where it was never reached, so that who reaches it is ahead."""
+    found = _until(run, target)
+    return np.inf if np.isnan(found) else found
+
+
+def _one(margin: float) -> str:
+    if np.isnan(margin):
+        return "neither"
+    return spread([margin], sign="+") if np.isfinite(margin) else f"{margin:+}"
+
+
 def _last_divergence(run: Result) -> float:
-    """Before the last average, of what it averages: the mean over the last five averages."""
+    """Before the last average, of what it averages. All methods average in the last round."""
     rounds = run.rounds
-    if "divergence" not in rounds:
-        return np.nan
-    every = run.config["params"].get("average_every", 1)
-    return float(rounds[rounds["round"] % every == 0]["divergence"].tail(5).mean())
+    return float(rounds["divergence"].iloc[-1]) if "divergence" in rounds else np.nan
 
 
 def _server_seconds(run: Result) -> float:

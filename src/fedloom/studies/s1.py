@@ -47,6 +47,9 @@ SCORED = "query part"  # of everybody's test data
 QUICK = 20  # rounds
 
 
+#: who has which data, and what is scored: the same for all methods
+SAME = ("pool", "normalise", "clients", "partition", "test_share", "test_cut", "support_share",
+        "newcomers", "newcomer_partition", "participation")  # fmt: skip
 VALUES = Path(__file__).with_name("values")
 #: what `fedloom tune --study s1` searches; rates are Adam's, α and tune_lr those of plain steps
 SPACE = {
@@ -189,7 +192,7 @@ class S1(Study):
     def cells(self, ask: Ask) -> list[Cell]:
         if ask.preset == "tuned":
             return [
-                Cell(method, method, {**values, **self._length(ask), "eval_common": 0})
+                Cell(method, method, {**values, **self._length(ask)})
                 for method, values in chosen(ask).items()
             ]
         cells: dict[str, Cell] = {}
@@ -212,7 +215,7 @@ class S1(Study):
 
     def _length(self, ask: Ask) -> dict[str, Any]:
         rounds = QUICK if ask.scale == "quick" else SETUPS[ask.data].rounds
-        return {"rounds": rounds, "eval_every": 20 if rounds <= 300 else 40}
+        return {"rounds": rounds, "eval_every": 5 if rounds <= 20 else 20 if rounds <= 300 else 40}
 
     def _settings(self, ask: Ask, method: str, rates: Sequence[float]) -> dict[str, Any]:
         settings = {
@@ -249,6 +252,8 @@ class S1(Study):
         ]
         if ask.preset == "source":
             return [_reference_table(ask, results), *out]
+        if not _ours(ask):
+            return out
         return [*out, *(_paired_table(ask, results, population) for population in POPULATIONS)]
 
     def pictures(self, ask: Ask, results: Results) -> list[Picture]:
@@ -286,7 +291,15 @@ def chosen(ask: Ask) -> dict[str, dict[str, Any]]:
             "DIRECTORY/chosen.yaml."
         )
     found = read_chosen(file, ask.data)
-    return {method: found[method] for method in (*LABELS, *found) if method in found}
+    setup = SETUPS[ask.data].settings
+    for method, values in found.items():
+        for name in SAME:
+            if values.get(name, setup[name]) != setup[name]:
+                raise FedloomError(
+                    f"'{file}': {method} was tuned with {name}={values[name]}, and the study has "
+                    f"{name}={setup[name]}. Tune with fedloom tune --study s1 --data {ask.data}."
+                )
+    return {m: {**setup, **found[m]} for m in (*LABELS, *found) if m in found}
 
 
 def _rows(ask: Ask) -> list[str]:
@@ -298,8 +311,8 @@ def _rows(ask: Ask) -> list[str]:
 
 def _rates(ask: Ask, method: str, population: str) -> str:
     if ask.preset == "tuned":
-        base = S1().to_search(ask)
-        mine = {k: v for k, v in chosen(ask)[method].items() if k not in base}
+        base = {**SETUPS[ask.data].settings, **S1().to_search(ask)}
+        mine = {k: v for k, v in chosen(ask)[method].items() if k not in base or base[k] != v}
         return ", ".join(f"{k}={v}" for k, v in mine.items())
     rates = SOURCE_RATES[ask.data][BEFORE.get(method, method)][population]
     return ", ".join(f"{name}={rate:g}" for name, rate in zip(("lr", "alpha"), rates, strict=False))
@@ -371,7 +384,7 @@ def _majority(ask: Ask, results: Results, population: str, width: int) -> list[s
 def _paired_table(ask: Ask, results: Results, population: str) -> Table:
     """How far FedMeta-Per is ahead of every other method, seed by seed: when all rounds are done,
     and when both have done the work of the one that does less."""
-    ours = [m for m in META if "per" in m and m in _rows(ask)]
+    ours = _ours(ask)
     name = f"{POPULATIONS[population]}micro"
     rows = []
     for method in _rows(ask):
@@ -387,9 +400,14 @@ def _paired_table(ask: Ask, results: Results, population: str) -> Table:
     spent = ", ".join(f"{LABELS[m]} {_work(results.get(m, ()))}" for m in ours)
     title = (
         f"Ahead of others: acc_micro of FedMeta-Per minus theirs, {population} clients, "
-        f"{ask.data}, points, {ask.over} (seeds in which it is ahead); work in GMAC, of {spent}"
+        f"{ask.data}, points, {ask.over} (seeds in which it is ahead); work in GMAC, of {spent}; "
+        "equal work: that of the one that does less, between scored rounds in a straight line"
     )
     return Table(title, [*heads, "their work"], rows)
+
+
+def _ours(ask: Ask) -> list[str]:
+    return [m for m in META if "per" in m and m in _rows(ask)]
 
 
 def _ahead(gaps: Sequence[float]) -> str:
@@ -405,14 +423,14 @@ def _work(runs: Sequence[Result]) -> str:
 
 
 def at_equal_work(one: Result, other: Result, name: str) -> float:
-    """By how much `one` is ahead when each has done as much work as the one that does less in all:
-    at the last scored rounds up to there. NaN: one of them was not scored by then."""
+    """By how much `one` is ahead when each has done as much work as the one that does less in all,
+    between scored rounds in a straight line. NaN: one of them was not scored by then."""
     spent = min(run.summary["macs"] for run in (one, other))
     found = []
     for run in (one, other):
-        done = run.rounds.assign(done=run.rounds["macs"].cumsum())
-        scored = done[done["eval_seconds"].notna() & (done["done"] <= spent)][name]
-        found.append(float(scored.iloc[-1]) if len(scored) else np.nan)
+        scored = run.rounds.assign(done=run.rounds["macs"].cumsum())
+        scored = scored[scored["eval_seconds"].notna()]
+        found.append(float(np.interp(spent, scored["done"], scored[name], left=np.nan)))
     return found[0] - found[1]
 
 

@@ -28,7 +28,7 @@ def deal(spec: Spec, dealing: Dealing) -> Partition:
     k = spec.integer("K", spec.argument, low=1)
     shares = spec.options.get("shares", "even")
     if shares not in SHARES:
-        raise unknown(f"option shares of partition '{spec.text}'", shares, SHARES)
+        raise unknown(f"kind of shares in partition '{spec.text}':", shares, SHARES)
     draws = spec.options.get("draws")
     if draws is not None and shares == "even":
         raise spec.wrong("draws would do nothing: even shares draw nothing.")
