@@ -51,13 +51,13 @@ QUICK = 20  # rounds
 SAME = ("pool", "normalise", "clients", "partition", "test_share", "test_cut", "support_share",
         "newcomers", "newcomer_partition", "participation")  # fmt: skip
 VALUES = Path(__file__).with_name("values")
-#: what `fedloom tune --study s1` searches; rates are Adam's, α and tune_lr those of plain steps
+#: what `fedloom tune --study s1` searches; rates are Adam's, α and tune_lr those of plain steps. Not
+#: `outer`: steps for each batch are twenty times the work
 SPACE = {
     "lr": Range("log", 1e-5, 3e-2),
-    "alpha": Range("log", 1e-3, 0.3),
+    "alpha": Range("log", 1e-4, 0.3),
     "tune_lr": Range("log", 1e-3, 0.3),
     "lam": Range("log", 0.01, 10),
-    "outer": Range("of", values=("round", "batch")),
 }
 
 
@@ -287,7 +287,7 @@ def chosen(ask: Ask) -> dict[str, dict[str, Any]]:
     if not file.is_file() and ask.values is None:
         raise FedloomError(
             f"No values come with the study for {ask.data}. Choose some: fedloom tune --study s1 "
-            f"--data {ask.data} --runs 9 --halving 3 --out DIRECTORY; then give them: --values "
+            f"--data {ask.data} --runs 27 --halving 3 --out DIRECTORY; then give them: --values "
             "DIRECTORY/chosen.yaml."
         )
     found = read_chosen(file, ask.data)
