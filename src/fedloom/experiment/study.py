@@ -42,7 +42,8 @@ from fedloom.files import atomic_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PAUSE = 0.5  # seconds between two looks at the running cells
+_PAUSE = 0.5  # seconds between two words on how far the running cells are ...
+_LOOK = 0.05  # ... and between two looks whether one has ended
 _CELLS, _DIVERGED = "cells", ".diverged"  # where a cell's config is, what tells that it diverged
 
 
@@ -257,7 +258,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
             while waiting and not failed and len(running) < workers:
                 running.append(_start(waiting.popleft(), server))
             ended: dict[str, Mapping[str, Any]] = {}
-            for job in [j for j in running if j.process.poll() is not None]:
+            for job in filter(_ended, list(running)):
                 running.remove(job)
                 words = _log(job).read_text().rpartition("Error: ")[2].strip()
                 if job.process.returncode and "Training diverged" in words:
@@ -273,8 +274,9 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
             over = len(jobs) - len(waiting) - len(running) - len(failed) - len(stopped)
             names = ", ".join(j.path.name for j in running)
             say(names, sum(j.done for j in jobs), everything, over, len(jobs), ended)
-            if running:
-                time.sleep(_PAUSE)
+            until = time.monotonic() + _PAUSE
+            while running and time.monotonic() < until and not any(map(_ended, running)):
+                time.sleep(_LOOK)
     if failed:
         raise FedloomError(
             f"A run failed; finished runs are safe in '{jobs[0].path.parent}', and the same "
@@ -285,6 +287,10 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> None:
             f"{', '.join(stopped)} was stopped before its end. All others are finished; the same "
             "command goes on with it, and then writes the tables."
         )
+
+
+def _ended(job: _Running) -> bool:
+    return job.process.poll() is not None
 
 
 def _end(running: Sequence[_Running]) -> None:

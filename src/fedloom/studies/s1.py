@@ -51,8 +51,8 @@ QUICK = 20  # rounds
 SAME = ("pool", "normalise", "clients", "partition", "test_share", "test_cut", "support_share",
         "newcomers", "newcomer_partition", "participation")  # fmt: skip
 VALUES = Path(__file__).with_name("values")
-#: what `fedloom tune --study s1` searches; rates are Adam's, α and tune_lr those of plain steps. Not
-#: `outer`: steps for each batch are twenty times the work
+#: what `fedloom tune --study s1` searches; rates are Adam's, α and tune_lr those of plain steps
+#: (not `outer`: an outer step for each batch is twenty times the work)
 SPACE = {
     "lr": Range("log", 1e-5, 3e-2),
     "alpha": Range("log", 1e-4, 0.3),
