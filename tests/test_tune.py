@@ -310,8 +310,8 @@ def test_s1_takes_what_was_chosen(in_tmp):
         STUDIES["s1"].check(Ask("digits", "tuned", values=Path("c.yaml")))
     with pytest.raises(FedloomError, match=r"--values c\.yaml would do nothing"):
         STUDIES["s1"].check(Ask("mnist", "source", values=Path("c.yaml")))
-    with pytest.raises(FedloomError, match="fedloom tune --study s1 --data fashion-mnist"):
-        STUDIES["s1"].check(Ask("fashion-mnist", "tuned"))
+    with pytest.raises(FedloomError, match="fedloom tune --study s1 --data cifar10"):
+        STUDIES["s1"].check(Ask("cifar10", "tuned"))
     squares = STUDIES["s1-when"].cells(Ask("mnist", "tuned", values=Path("c.yaml")))
     assert len(squares) == 3 * 3 * 3
     assert {c.settings["lr"] for c in squares if c.method == "local"} == {0.01}
