@@ -683,7 +683,6 @@ SMALL = {"model": "conv4", "model_options": {"channels": [4, 8, 8, 16]}}
         ("fedprox:mu=0.1", SMALL),
         ("fedprox:mu=0.1", {"rounds": 2, "momentum": 0.9, "clip": 0.5}),
         ("scaffold", {**SMALL, "rounds": 3}),
-        ("scaffold", {"rounds": 3, "optimiser": "adam", "lr": 0.01}),
         ("ditto:lam=0.5", {"rounds": 2}),
         ("fedsgd", {}),
         ("fedrolex", {**SMALL, "capacities": "1:0.5,0.25:0.5"}),

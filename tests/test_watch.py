@@ -289,7 +289,7 @@ def test_a_study_that_ends_its_runs_has_not_killed_them(tmp_path, monkeypatch):
         returncode = None
         poll = wait = terminate = lambda self: None
 
-    def started(job):
+    def started(job, server):
         RunFolder(job.path).begin()
         return study._Running(job.cell, job.seed, job.path, job.rounds, Slow())
 
@@ -335,7 +335,7 @@ def test_a_study_goes_on_without_a_run_that_was_stopped(tmp_path, monkeypatch):
 
     started = []
 
-    def start(job):
+    def start(job, server):
         started.append(job.path.name)
         study._log(job).parent.mkdir(exist_ok=True)
         study._log(job).write_text("Stopped after round 1")

@@ -516,7 +516,7 @@ def test_uneven_rings_deal_something_of_every_class_to_its_holders(shares: str) 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("ring:2,shares=odd", "Unknown option shares"),
+        ("ring:2,shares=odd", "Unknown kind of shares"),
         ("ring:2,draws=1", "draws would do nothing"),
         ("ring:9", "cannot hold 9 classes"),
         ("ring:0", "at least 1"),
