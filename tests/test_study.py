@@ -183,6 +183,20 @@ def test_the_server_tells_how_its_processes_end(in_tmp):
         assert goes.wait() == -signal.SIGTERM
 
 
+def test_a_run_may_end_before_its_start_is_heard_of(in_tmp):
+    class Late(ForkServer):
+        def listen(self, wait=False):
+            if wait:  # until the run that is waited for is over
+                while "no-such" not in (in_tmp / "log").read_text():
+                    time.sleep(0.02)
+                time.sleep(0.5)
+            return super().listen(wait)
+
+    (in_tmp / "log").touch()
+    with Late() as server:
+        assert server.start(["run", "no-such-method"], in_tmp / "log").wait() == 2
+
+
 def test_runs_end_with_who_asked_for_them(in_tmp):
     with ForkServer() as server:
         goes = server.start(

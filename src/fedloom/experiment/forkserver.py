@@ -87,7 +87,7 @@ class ForkServer:
             start_new_session=True,
         )
         self._heard = b""
-        self._new: int | None = None
+        self._new: Forked | None = None
         self._running: dict[int, Forked] = {}
 
     def start(self, words: Sequence[str], log: Path) -> Forked:
@@ -99,9 +99,8 @@ class ForkServer:
         while self._new is None:
             if not self.listen(wait=True):
                 raise BrokenPipeError("the process that starts runs has ended")
-        pid, self._new = self._new, None
-        self._running[pid] = Forked(self, pid)
-        return self._running[pid]
+        new, self._new = self._new, None
+        return new
 
     def listen(self, wait: bool = False) -> bool:
         """Take note of what the server says; False: it is gone."""
@@ -116,7 +115,7 @@ class ForkServer:
             for line in lines:
                 pid, code = json.loads(line)
                 if code is None:
-                    self._new = pid
+                    self._new = self._running[pid] = Forked(self, pid)
                 else:
                     self._running.pop(pid).returncode = code
             wait = False
