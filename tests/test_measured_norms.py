@@ -8,6 +8,7 @@ from torch import nn
 
 from fedloom.data.public import PublicSet
 from fedloom.engine.batches import Source
+from fedloom.engine.worker import Worker
 from fedloom.layout import Layout
 from fedloom.models.norm import has_measured_norm, settle
 from fedloom.select import Ask, ByGradient, Channels, Last, Ordered
@@ -137,9 +138,11 @@ class WithNorm(nn.Module):
 
 def test_a_users_model_is_measured_on_training_data_alone(quick, monkeypatch):
     read = []
-    batches = Source.batches
+    measure = Worker._measure
     monkeypatch.setattr(
-        Source, "batches", lambda self, some: read.append(some.tolist()) or batches(self, some)
+        Worker,
+        "_measure",
+        lambda self, net, some: read.append(some.tolist()) or measure(self, net, some),
     )
     result = quick("heterofl", model=WithNorm, capacities="0.5", rounds=1, newcomers=2)
     from fedloom.experiment.config import make_config

@@ -17,6 +17,7 @@ import fedloom
 from fedloom.engine import kernels as engine_kernels
 from fedloom.engine.batches import Augment
 from fedloom.engine.kernels import kernels_for, resolve, update_of
+from fedloom.engine.looking import Looker
 from fedloom.engine.resident import flat
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
@@ -24,12 +25,14 @@ from fedloom.local import MAML, Batch, MetaSGD, Optimiser
 from fedloom.local.meta import QUERY, SUPPORT
 from fedloom.mix import Networks
 from fedloom.models import build
+from fedloom.models.norm import pieces, settle
 from fedloom.native import library as native_library
 from fedloom.native import net as native_net
 from fedloom.native import plan as native_plan
 from fedloom.native.library import SETS, library
-from fedloom.native.net import Native, Pictures
+from fedloom.native.net import Held, Native, Pictures
 from fedloom.native.plan import Unplanned, plan
+from fedloom.select import Channels, scores
 from fedloom.similarity import activations, similarity_matrix
 
 BUILT = library() is not None
@@ -150,6 +153,187 @@ def test_activations_in_front_of_and_behind_pooling(order):
     wanted = activations(net, x)
     assert found["0"].shape[1] == (36 if order == "pool" else 144)
     assert all(torch.allclose(found[k], wanted[k], atol=1e-5) for k in wanted)
+
+
+class Pooled(nn.Module):
+    """A non-linearity behind a max pooling, of a layer alone or of a sum."""
+
+    def __init__(self, act, norm=nn.BatchNorm2d):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 6, 3, padding=1), norm(6)
+        self.rest = nn.Sequential(
+            nn.MaxPool2d(2), act(), nn.Conv2d(6, 4, 3), nn.MaxPool2d(2), act(),
+            nn.Flatten(), nn.Linear(16, 5), act(), nn.Linear(5, 3),
+        )  # fmt: skip
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.rest(self.norm(x) + x)
+
+
+LOOKED_AT = {
+    "mlp": lambda: build("mlp", (2, 12, 12), 3, options={"hidden": [12, 8]}),
+    "conv4": lambda: build("conv4", (2, 12, 12), 3, options={"channels": [4, 8, 8, 17]}),
+    "static": lambda: build("conv4", (2, 12, 12), 3,
+                            options={"channels": [16, 20, 8, 8], "norm": "static"}),
+    "resnet": lambda: build("resnet18", (2, 12, 12), 3, options={"width": 4}),
+    "relu": lambda: Pooled(nn.ReLU),
+    "tanh": lambda: Pooled(nn.Tanh),
+    "silu": lambda: Pooled(nn.SiLU, nn.Identity),
+}  # fmt: skip
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_channels_are_worth_what_they_are_in_double_precision(name, number):
+    torch.manual_seed(1)
+    net, shape = LOOKED_AT[name](), (2, 12, 12)
+    channels, layout = Channels.of(net, shape), Layout.of(net)
+    looker = Looker.of(Native(net, layout, shape, number), channels)
+    assert looker is not None
+    row = layout.flatten(net)
+    exact = layout.load(copy.deepcopy(channels.module), row).double()
+    for n in (1, 2, 69, 300):
+        x, y = torch.randn(n, *shape), torch.randint(0, 3, (n,))
+        wanted = scores.activations(exact, channels, x.double())
+        wanted += scores.gradients(exact, channels, Batch(x.double(), y))
+        found = looker.activations(row, x) + looker.gradients(row, Batch(x, y))
+        for a, b in zip(found, wanted, strict=True):
+            assert np.abs(a - b).max() < 1e-3 * np.abs(b).max() + 1e-7, (name, n)
+    assert torch.equal(row, layout.flatten(net))  # statistics are measured in a copy
+
+
+class Unheeded(nn.Module):
+    """Its first non-linearity takes no part in what it answers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.a(x.flatten(1))
+        torch.tanh(x)
+        return self.b(F.relu(x))
+
+
+@needs_kernels
+def test_channels_that_the_kernels_do_not_see_are_left_to_torch(monkeypatch):
+    """An order of calls that is not the plan's, a norm that is used twice, and other numbers."""
+    for net, shape in ((Unheeded(), (1, 2, 2)), (TwiceNormed(), (2, 12, 12))):
+        native = Native(net, Layout.of(net), shape)
+        assert Looker.of(native, Channels.of(net, shape)) is None
+    net, shape = LOOKED_AT["conv4"](), (2, 12, 12)
+    native, channels = Native(net, Layout.of(net), shape), Channels.of(net, shape)
+    assert Looker.of(native, channels) is not None
+    means = Native.channel_means
+    monkeypatch.setattr(
+        Native, "channel_means", lambda *a: [m[::-1].copy() for m in means(*a)]
+    )  # fmt: skip
+    assert Looker.of(native, channels) is None
+
+
+class TwiceNormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.norm, self.out = nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.a(x)))
+        return self.out(F.relu(self.norm(self.b(x))).mean((2, 3)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("every", [True, False])
+@pytest.mark.parametrize("name", ["conv4", "static", "resnet", "tanh", "mixed"])
+def test_norms_are_measured_as_torch_measures_them(name, every):
+    torch.manual_seed(2)
+    shape = (2, 12, 12)
+    net = LOOKED_AT["static" if name == "mixed" else name]()
+    if name == "mixed":  # two kinds of norm, and one that is frozen
+        net.blocks[1].norm = nn.BatchNorm2d(20)
+        net.blocks[2].norm.train = lambda mode=True: net.blocks[2].norm
+        net.blocks[2].norm.training = False
+    layout = Layout.of(net)
+    native = Native(net, layout, shape)
+    begun = layout.flatten(net)
+    assert native.measures(every, 7)
+    for n in (0, 1, 2, 7, 8, 9, 31):
+        x = torch.randn(n, *shape) * 3 + 1
+        layout.load(net, begun)
+        wanted = layout.flatten(settle(net, x.split(7) if n else [], every))
+        row = begun.clone()
+        native.measure(row, plain(x), every, 7)
+        counted = [e for e in layout.entries if "num_batches" in e.name]
+        for e in counted:
+            e.view(row).copy_(e.view(wanted))
+        torch.testing.assert_close(row, wanted, rtol=1e-4, atol=1e-5)
+    moves = every or name in ("static", "mixed")
+    assert (row - begun).abs().max() > 0.1 if moves else torch.equal(row, wanted)
+
+
+def test_images_are_measured_in_pieces_without_a_single_one():
+    for n in range(20):
+        found = pieces(n, 4)
+        assert [i for p in found for i in p] == ([0, 0] if n == 1 else list(range(n)))
+        assert all(1 < len(p) <= 5 for p in found)
+
+
+@needs_kernels
+def test_a_pass_without_a_way_back_takes_little_memory():
+    net = build("resnet18", (3, 32, 32), 10, options={"width": 8})
+    native = Native(net, Layout.of(net), (3, 32, 32))
+    assert native.measures(True, 63)
+    passing, whole = native._measuring[True, 63], native.program(64, True)
+    assert passing.bytes < whole.bytes / 2
+    small = Native(net, native.layout, (3, 32, 32))
+    assert not small.measures(True, 2**13)  # more than such a pass may take
+    assert passing.plan.ops[0].needs == 0
+
+
+@needs_kernels
+def test_how_many_samples_are_looked_at_together_changes_nothing(monkeypatch):
+    shape, found = (1, 28, 28), []
+    net = build("conv4", shape, 10, options={"channels": [16, 32, 32, 32]})
+    layout, x = Layout.of(net), torch.randn(70, *shape)
+    for fewer in (8, 12, 16):
+        monkeypatch.setattr(native_net, "_FEWER", fewer)
+        native = Native(net, layout, shape)
+        assert native_net.at_once(native.plan(training=False)) == fewer
+        found.append(native.answers(layout.flatten(net), x))
+    assert all(torch.equal(f, found[0]) for f in found)
+    small = build("lenet", shape, 10)
+    assert native_net.at_once(Native(small, Layout.of(small), shape).plan(False)) == 64
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", HERE, ids=[SETS[k][0] for k in HERE])
+@pytest.mark.parametrize("as_zero", [True, False])
+def test_a_loss_that_sees_some_classes_agrees_with_double_precision(as_zero, number):
+    instead = 0.0 if as_zero else -torch.inf
+    for seed in range(12):
+        case = Case(seed, number)
+        classes = case.net[-1].out_features
+        held = torch.zeros(classes, dtype=torch.bool)
+        held[case.y[0]] = held[-1] = True
+        y = torch.where(held[case.y], case.y, classes - 1)
+        grad = torch.zeros(case.layout.trainable)
+        seen = Held(held.numpy(), as_zero)
+        row = case.row.clone()
+        loss = case.native.gradient(row, grad, plain(case.x), y, seen)
+        logits = torch.where(held, case.exact(case.x.double()), instead)
+        wanted = F.cross_entropy(logits, y)
+        assert loss == pytest.approx(wanted.item(), rel=1e-4, abs=1e-6)
+        named = {n: p for n, p in case.exact.named_parameters() if p.requires_grad}
+        grads = torch.autograd.grad(wanted, list(named.values()), allow_unused=True)
+        exact = rows_of(case.layout, dict(zip(named, grads, strict=True)))
+        if float(exact.abs().max()) > 1e-6:
+            assert apart(case.layout, grad, exact) < 1e-3, seed
+        again = case.native.gradient(case.row.clone(), grad, plain(case.x), y)
+        case.exact.load_state_dict(case.net.state_dict())
+        plainly = F.cross_entropy(case.exact(case.x.double()), y)
+        assert again == pytest.approx(plainly.item(), rel=1e-4)  # all classes count again
 
 
 @needs_kernels
@@ -671,6 +855,10 @@ def both(in_tmp, method, **settings):
 
 
 SMALL = {"model": "conv4", "model_options": {"channels": [4, 8, 8, 16]}}
+MIXED = {
+    "model": "conv4", "model_options": {"channels": [4, 8, 8, 16], "norm": "static"},
+    "capacities": "1:0.5,0.5:0.5",
+}  # fmt: skip
 
 
 @needs_kernels
@@ -686,6 +874,15 @@ SMALL = {"model": "conv4", "model_options": {"channels": [4, 8, 8, 16]}}
         ("ditto:lam=0.5", {"rounds": 2}),
         ("fedsgd", {}),
         ("fedrolex", {**SMALL, "capacities": "1:0.5,0.25:0.5"}),
+        ("heterofl:mask=inf", {**MIXED, "partition": "classes:3", "augment": "crop:1"}),
+        ("heterofl:mask=zero,mu=0.1", {**MIXED, "partition": "classes:3", "rounds": 2}),
+        (
+            "heterofl:mask=inf",
+            {"partition": "classes:3", "model": lambda s, c: Drops(s, c), "capacities": "0.5"},
+        ),
+        ("feddse", {**MIXED, "rounds": 2}),
+        ("fedgse-spl:scaler=true", {**MIXED, "rounds": 2, "public": "share:0.1"}),
+        ("fedgse-csl", {**MIXED, "rounds": 2, "public": "share:0.1"}),
         ("fjord", {**SMALL, "capacities": "1:0.5,0.5:0.5"}),
         ("depthfl", {**SMALL, "capacities": "1:0.5,0.25:0.5"}),
         ("pfedme", SMALL),
@@ -704,6 +901,8 @@ def test_rules_end_where_torch_ends(in_tmp, method, settings):
 def test_a_run_says_which_kernels_computed_it_and_why(in_tmp):
     plain_run = fedloom.run("fedavg", clients=3, rounds=1, out=in_tmp / "a")
     assert plain_run.kernels.endswith("whole steps")
+    masked = fedloom.run("heterofl", mask="inf", clients=3, rounds=1, out=in_tmp / "e")
+    assert masked.kernels.endswith("whole steps")
     meta = fedloom.run("fedmeta-maml", clients=3, rounds=1, test_share=0.4, out=in_tmp / "b")
     assert meta.kernels.endswith("whole steps")
     pfedme = fedloom.run("pfedme", clients=3, rounds=1, out=in_tmp / "d")
@@ -715,7 +914,8 @@ def test_a_run_says_which_kernels_computed_it_and_why(in_tmp):
 
 class Drops(nn.Sequential):
     def __init__(self, shape, classes):
-        super().__init__(nn.Flatten(), nn.Dropout(0.3), nn.Linear(int(np.prod(shape)), classes))
+        super().__init__(nn.Flatten(), nn.Linear(int(np.prod(shape)), 8), nn.ReLU(),
+                         nn.Dropout(0.3), nn.Linear(8, classes))  # fmt: skip
 
 
 class Many(nn.Module):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedloom.errors import FedloomError, unknown
 from fedloom.layout import Layout
 from fedloom.local import LocalRule, Optimiser
+from fedloom.local.distil import MaskedSGD
 from fedloom.local.meta import MAML, SUPPORT, MetaSGD
 from fedloom.local.optimiser import KINDS
 from fedloom.local.rule import Pull, Samples
@@ -122,8 +123,16 @@ def kernels_for(
 
 def whole_steps(rule: LocalRule, task: Task) -> bool:
     """Whether the kernels can do all of this rule's step: fetch, normalise, gradient."""
-    plain = type(rule).objective is LocalRule.objective and task.is_cross_entropy
-    return plain and not rule.differentiates and not rule.narrows
+    plain = type(rule).objective is LocalRule.objective or masks_logits(rule)
+    return plain and task.is_cross_entropy and not rule.differentiates and not rule.narrows
+
+
+def masks_logits(rule: LocalRule) -> bool:
+    """Whether its objective is cross-entropy without the logits of some classes."""
+    own = ("objective", "masked")
+    return isinstance(rule, MaskedSGD) and all(
+        getattr(type(rule), name) is getattr(MaskedSGD, name) for name in own
+    )
 
 
 def meta_steps(rule: LocalRule, task: Task, native: Native, steps: Sequence[Samples] = ()) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, pairwise
@@ -21,13 +21,15 @@ from fedloom.data.public import PublicSet
 from fedloom.engine import asked
 from fedloom.engine.base import BLOCK, Block, Done, Order, Scored, Setting, Tally
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
-from fedloom.engine.kernels import kernels_for, meta_steps, update_of, whole_steps
+from fedloom.engine.kernels import kernels_for, masks_logits, meta_steps, update_of, whole_steps
+from fedloom.engine.looking import Looker
 from fedloom.engine.memory import keep_freed_memory
 from fedloom.engine.resident import Narrower, Resident
 from fedloom.errors import FedloomError, telling_memory
 from fedloom.kinds import Declared, Section
 from fedloom.layout import Layout
 from fedloom.local import Batch, LocalRule
+from fedloom.local.distil import MaskedSGD
 from fedloom.local.meta import MAML
 from fedloom.local.rule import Back, Context, Params, Samples, counted
 from fedloom.models.counts import (
@@ -40,7 +42,7 @@ from fedloom.models.counts import (
 from fedloom.models.norm import has_tracked_norm, settle
 from fedloom.models.strided import tame_strides
 from fedloom.models.viewed import tame_views
-from fedloom.native.net import Native, Pictures
+from fedloom.native.net import Held, Native, Pictures
 from fedloom.returned import returned, returned_if_any
 from fedloom.select import Ask, Last, Select, Selection, Whole
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
@@ -205,17 +207,18 @@ class Worker:
         pictures, y = shelf.pictures(batches)
         data_seconds = time.perf_counter() - started
         cuts = np.array([0, *accumulate(map(len, batches))])
+        held = _held(rule, job)
         follows = rule.hands_back == "weights"
         bends = type(rule).direction is not LocalRule.direction
         if follows and not bends and not native.plan(training=True).masks:
             pull = asked.pull(rule, me)
             update = update_of(optimiser, memory, pull)
-            loss = native.steps(resident.row, resident.grad, pictures, y, cuts, update)
+            loss = native.steps(resident.row, resident.grad, pictures, y, cuts, update, held)
             resident.count(len(batches))
             return loss, int(cuts[-1]), data_seconds
         loss_sum, update = 0.0, update_of(optimiser, memory)
         for a, b in pairwise(cuts.tolist()):
-            loss = native.gradient(resident.row, resident.grad, pictures.some(a, b), y[a:b])
+            loss = native.gradient(resident.row, resident.grad, pictures.some(a, b), y[a:b], held)
             resident.count(1)
             grad = asked.direction(rule, resident.grad, resident.weights, me)
             if follows:
@@ -450,7 +453,7 @@ class Worker:
         if self.setting.static:
             most = self.setting.static_samples
             measured_on = self.setting.federation.calibration(block.calibrate, most)
-            settle(resident.module, self._train.batches(measured_on), self.setting.submodels)
+            self._measure(resident, measured_on)
         resident.module.eval()
         source = self.source(block)
         tally = Tally(self.setting.task, len(block.who))
@@ -472,12 +475,40 @@ class Worker:
         chosen = self._chosen(held.select, held.round, held.client, row, held.last)
         if chosen is None:
             return self._whole, row
-        key = ("held", chosen.shape)
+        build = chosen.build if chosen.held is None else chosen.held
+        return self._on_its_own(chosen.shape, build), row[chosen.index]
+
+    def _on_its_own(self, shape: Hashable, build: Callable[[], nn.Module]) -> Resident:
+        """A sub-model that is used and not trained."""
+        key = ("held", shape)
         if key not in self._residents:
-            module = tame_strides(chosen.build() if chosen.held is None else chosen.held())
+            module = tame_strides(build())
             layout = Layout.of(module, self.setting.extras)
-            self._residents[key] = Resident(module, layout, self.setting.device)
-        return self._residents[key], row[chosen.index]
+            native = self._native(module, layout)
+            self._residents[key] = Resident(module, layout, self.setting.device, native)
+        return self._residents[key]
+
+    def _measure(self, resident: Resident, indices: np.ndarray) -> None:
+        """Measure the loaded model's norms on these samples of training data."""
+        every, native = self.setting.submodels, resident.native
+        if native is not None and native.measures(every, SCORE_BATCH):
+            native.measure(resident.row, self._train.pictures(indices), every, SCORE_BATCH)
+        else:
+            settle(resident.module, self._train.batches(indices), every)
+
+    def _asked(
+        self, row: Tensor, x: Tensor, shape: Hashable, build: Callable[[], nn.Module] | None
+    ) -> Tensor:
+        """As `Ask.answers`."""
+        resident = self._whole if build is None else self._on_its_own(shape, build)
+        resident.load(row)
+        native = resident.native
+        if native is not None and native.measures(True, LOOKED_AT_ONCE):
+            native.measure(resident.row, Pictures.of(x), True, LOOKED_AT_ONCE)
+            return native.answers(resident.row, x)
+        module = settle(resident.module, x.split(LOOKED_AT_ONCE), every=True)
+        with torch.no_grad():
+            return torch.cat([module(some) for some in x.split(LOOKED_AT_ONCE)])
 
     def _look(
         self, resident: Resident, source: Source, indices: np.ndarray
@@ -589,7 +620,14 @@ class Worker:
             strongest=float(s.capacities[: s.federation.n_clients].max()),
             public=self._public if "public" in needs else None,
             last=last if "last" in needs else None,
+            scores=self._looker if {"data", "public"} & needs else None,
+            asked=self._asked,
         )
+
+    @cached_property
+    def _looker(self) -> Looker | None:
+        native, channels = self._whole.native, self.setting.channels
+        return None if native is None or channels is None else Looker.of(native, channels)
 
     @cached_property
     def _public(self) -> PublicSet | None:
@@ -609,6 +647,13 @@ class Worker:
             everyone = range(federation.n_clients)
             self._pool[part] = np.concatenate([federation.indices(c, part) for c in everyone])
         return self._pool[part]
+
+
+def _held(rule: LocalRule, job: Job) -> Held | None:
+    """The classes whose logits the loss sees."""
+    if job.held is None or not isinstance(rule, MaskedSGD) or not masks_logits(rule):
+        return None
+    return Held(job.held.numpy(), rule.mask == "zero")
 
 
 def _taken(shelf: Shelf | PublicShelf, at: np.ndarray) -> tuple[Pictures, Tensor, np.ndarray]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -79,6 +80,29 @@ def _tracks(layer: nn.Module) -> bool:
 def _measured(module: nn.Module, every: bool) -> list[nn.Module]:
     layers = [m for m in module.modules() if _tracks(m)]
     return layers if every else [m for m in layers if isinstance(m, StaticBatchNorm2d)]
+
+
+def measured_layers(module: nn.Module, every: bool = False) -> frozenset[str]:
+    """The names of the norms that `settle` measures."""
+    modes = {m: m.training for m in module.modules()}
+    module.train()
+    layers = {id(m) for m in _measured(module, every) if m.training}
+    for m, mode in modes.items():
+        m.training = mode
+    return frozenset(name for name, m in module.named_modules() if id(m) in layers)
+
+
+def pieces(n: int, size: int) -> list[np.ndarray]:
+    """The places of n images, `size` at a time, as `settle` takes them: one that is left over joins
+    those before it, and a single image counts twice.
+
+    >>> [p.tolist() for p in pieces(5, 2)], [p.tolist() for p in pieces(1, 2)]
+    ([[0, 1], [2, 3, 4]], [[0, 0]])
+    """
+    if n == 1:
+        return [np.zeros(2, dtype=np.int64)]
+    ends = [*range(size, n - 1, size), n] if n else []
+    return [np.arange(a, b) for a, b in pairwise([0, *ends])]
 
 
 @contextmanager

@@ -26,6 +26,8 @@ def scale_output(layer: nn.Module, factor: float, always: bool = False) -> None:
     layer.register_forward_hook(_Scaler(factor, always))
 
 
-def scaler_of(hook: object) -> float | None:
-    """The factor of a hook that `scale_output` made; None for any other hook."""
-    return hook.factor if isinstance(hook, _Scaler) else None
+def scaler_of(hook: object, training: bool = True) -> float | None:
+    """The factor of a hook that `scale_output` made, in training or not; None for others."""
+    if not isinstance(hook, _Scaler):
+        return None
+    return hook.factor if training or hook.always else 1.0

@@ -139,6 +139,9 @@ struct Program {
     const Update* at_once;       // such layers' weights move as soon as their gradient is known
     Rates rates;
     float* rows;                 // the loaded images as [sample][pixel], for a linear layer that reads them
+    const uint8_t* held;         // classes whose logits the loss sees; null: all
+    int as_zero;                 // whether the logits of others count as 0, not as minus infinity
+    double** watched;            // by value: where its gradient, added up over samples, is wanted as going back gets to it
 };
 
 constexpr int CHANNELS = 32;  // of a wide convolution that are taken at a time
@@ -327,6 +330,32 @@ void place_values(Program* p, float** x) {
     }
 }
 
+// The same where nothing goes back: what nobody reads any more makes room for values of the same form, whose border is where its was.
+void place_passing(Program* p, float** x) {
+    std::vector<int> last(p->n_values, -1);
+    for (int i = 0; i < p->n_ops; i++)
+        for (int64_t v : {p->ops[i].in, p->ops[i].in2})
+            if (v >= 0) last[root(p, v)] = i;
+    for (int k = 0; k < p->n_out; k++) last[root(p, p->out[k])] = p->n_ops;
+    last[0] = p->n_ops;
+    std::map<std::tuple<long, long, long, long>, std::vector<float*>> free;
+    auto form = [&](int v) { const Value& u = p->values[v]; return std::make_tuple(u.c, u.h, u.w, u.pad); };
+    auto place = [&](int v) {
+        auto& there = free[form(v)];
+        if (x[v]) return;
+        if (there.empty()) there.push_back((float*)get(p, block_size(p->values[v], p->lanes) * p->blocks * 4));
+        x[v] = there.back();
+        there.pop_back();
+    };
+    place(0);
+    for (int i = 0; i < p->n_ops; i++) {
+        place(root(p, p->ops[i].out));
+        for (int v = 0; v < p->n_values; v++)
+            if (last[v] == i) free[form(v)].push_back(x[v]);
+    }
+    for (int v = 0; v < p->n_values; v++) x[v] = x[root(p, v)];
+}
+
 void point_gradients(Program* p, float** g) {
     float* all = (float*)get(p, (p->grad_size + p->lanes) * 4);
     for (int v = 0; v < p->n_values; v++) {
@@ -370,13 +399,14 @@ struct Table {
     void (*along)(Program*, float*, const float*, const int64_t*, float*, float*);
     void (*mask)(Program*, int, const float*);
     void (*read)(const Program*, int, float*, long);
+    void (*add_up)(const Program*, int, double*);
     void (*descend)(float*, const float*, long, long, const Update&, const Rates&);
     void (*bend)(const float*, float*, long, const Update&);
     double (*squares)(const float*, long);
     void (*spread)(const float*, long, long, long, const double*, double*);
     void (*weigh)(const float*, long, long, long, const double*, double*);
 };
-#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::descend, isa::bend, isa::squares, isa::spread, isa::weigh}
+#define TABLE(isa) {isa::load, isa::forward, isa::logits, isa::backward, isa::put, isa::loss, isa::along, isa::mask, isa::read, isa::add_up, isa::descend, isa::bend, isa::squares, isa::spread, isa::weigh}
 #if defined(__x86_64__)
 const Table tables[] = {TABLE(plain), TABLE(avx2), TABLE(avx512)};
 const int lanes_of[] = {4, 8, 16};
@@ -487,7 +517,11 @@ Program* fl_make(int isa, const Op* ops, int n_ops, const Value* values, int n_v
         p->arg = (int32_t**)pointers(p, n_ops);
         p->x = pointers(p, n_values), p->g = pointers(p, n_values);
         p->rx = pointers(p, n_values), p->rg = pointers(p, n_values);
-        place_values(p, p->x);
+        p->watched = (double**)pointers(p, n_values);
+        bool back = false;
+        for (int i = 0; i < n_ops; i++) back |= p->ops[i].learns || p->ops[i].needs || p->ops[i].needs2;
+        if (back) place_values(p, p->x);
+        else place_passing(p, p->x);
         place_gradients(p);
         point_gradients(p, p->g);
         find_alone(p);
@@ -524,6 +558,7 @@ Program* fl_make(int isa, const Op* ops, int n_ops, const Value* values, int n_v
                 p->mask[i] = (float*)get(p, plain_size(v, L) * p->blocks * 4);
             }
         }
+        if (!back) delta = sums = turned = 0;
         p->delta_size = delta, p->packed_size = packed;
         p->delta = (float*)get(p, (delta + L) * 4);
         p->packed = (float*)get(p, packed * 4);
@@ -574,11 +609,25 @@ void fl_look(Program* p, float* W, const void* images, int kind, const int64_t* 
 // A value of the batch that went forward last, (n, features), in rows that are `stride` apart.
 void fl_read(const Program* p, int value, float* to, long stride) { of(p).read(p, value, to, stride); }
 
+// The same, added up over samples and positions: what each channel has, added to `to`.
+void fl_add_up(const Program* p, int value, double* to) { of(p).add_up(p, value, to); }
+
+// From now on, going back adds the gradient of this value, summed over samples, to the c * h * w numbers at `to` (null: no longer).
+// Returns 0 if no gradient gets there.
+int fl_watch(Program* p, int value, double* to) {
+    p->watched[value] = to;
+    return p->g[value] != nullptr;
+}
+
 // From d(loss)/d(outputs) of the batch that went forward last to d(loss)/d(W).
 void fl_backward(Program* p, float* W, float* G, const float* d, int add) {
     of(p).put(p, d);
     of(p).backward(p, W, G, add);
 }
+
+// From now on the loss sees only the logits of the classes that `held` marks (null: of all); others are taken for 0 (`as_zero`) or
+// minus infinity.
+void fl_hold(Program* p, const uint8_t* held, int as_zero) { p->held = held, p->as_zero = as_zero; }
 
 // The mean cross-entropy of the loaded batch times `share`, and its gradient.
 double fl_gradient(Program* p, float* W, float* G, const int64_t* y, float share, int update, int add) {
@@ -2361,6 +2410,29 @@ FN void read(const Program* p, int value, float* to, long stride) {
     }
 }
 
+FN void add_up(const Program* p, int value, double* to) {
+    const Value& v = p->values[value];
+    const Rows r = data_rows(v);
+    const long blocks = blocks_of(p);
+    for (long q = 0; q < blocks; q++)
+        for (long c = 0; c < v.c; c++) {
+            vf sum = {};
+            for (long y = 0; y < v.h; y++) {
+                const float* from = p->x[value] + at(r, q, c, y);
+                ALONG_ROW(v) sum += ld(from + x);
+            }
+            to[c] += total(present(p, q) > vf{} ? sum : vf{});
+        }
+}
+
+// The gradient of a value, as it is before its maker goes on with it; lanes without a sample have none.
+FN void watch(const Program* p, int value) {
+    const Value& v = p->values[value];
+    const long blocks = blocks_of(p), size = v.c * v.h * v.w;
+    for (long q = 0; q < blocks; q++)
+        for (long j = 0; j < size; j++) p->watched[value][j] += total(ld(p->g[value] + (q * size + j) * L));
+}
+
 FN void put(Program* p, const float* d) {  // d(loss)/d(outputs), where going back begins
     for (int k = 0; k < p->n_out; k++) {
         const long classes = p->values[p->out[k]].c;
@@ -2371,30 +2443,34 @@ FN void put(Program* p, const float* d) {  // d(loss)/d(outputs), where going ba
     }
 }
 
-// The mean cross-entropy times `share`, and what it sends back.
+// The mean cross-entropy times `share`, and what it sends back. Logits of classes that are not held send back nothing.
 FN double loss(Program* p, const int64_t* y, float share) {
     const long classes = p->values[p->out[0]].c, blocks = blocks_of(p);
-    const float each = share / p->n;
+    const float each = share / p->n, none = p->as_zero ? 0.f : -INFINITY;
+    auto seen = [&](long c) { return !p->held || p->held[c]; };
     double sum = 0;
     for (long q = 0; q < blocks; q++) {
         const float* z = p->x[p->out[0]] + q * classes * L;
         float* g = p->g[p->out[0]] + q * classes * L;
-        vf m = ld(z), s = {};
-        for (long c = 1; c < classes; c++) m = ld(z + c * L) > m ? ld(z + c * L) : m;
+        vf m = all(none), s = {};
+        if (!p->held) m = ld(z);
+        for (long c = 0; c < classes; c++)
+            if (seen(c)) m = ld(z + c * L) > m ? ld(z + c * L) : m;
         for (long c = 0; c < classes; c++) {
-            const vf e = exp_of(ld(z + c * L) - m);
-            st(g + c * L, e);
+            const vf e = seen(c) ? exp_of(ld(z + c * L) - m) : p->as_zero ? exp_of(-m) : vf{};
+            st(g + c * L, seen(c) ? e : vf{});
             s += e;
         }
         vf part = {};
         for (long l = 0; l < L; l++) {
             const long i = q * L + l;
             if (i >= p->n) continue;
-            sum += std::log((double)s[l]) - ((double)z[y[i] * L + l] - m[l]);
+            sum += std::log((double)s[l]) - ((double)(seen(y[i]) ? z[y[i] * L + l] : none) - m[l]);
             part[l] = each / s[l];
         }
         for (long c = 0; c < classes; c++) st(g + c * L, part > vf{} ? ld(g + c * L) * part : part);
-        for (long l = 0; l < L && q * L + l < p->n; l++) g[y[q * L + l] * L + l] -= each;
+        for (long l = 0; l < L && q * L + l < p->n; l++)
+            if (seen(y[q * L + l])) g[y[q * L + l] * L + l] -= each;
     }
     return sum * each;
 }
@@ -2406,6 +2482,7 @@ FN void back(Program* p, float* W, const float* V, float* G, bool add) {
         const bool more = add || op.adds;
         float *g = p->g[op.out], *rg = p->rg[op.out];
         if (!g) continue;
+        if (!ALONG && p->watched[op.out]) watch(p, op.out);
         if (op.relu && op.kind != CONV) {
             cut_off(p, op, g);
             if (ALONG) cut_off(p, op, rg);

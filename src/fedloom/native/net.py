@@ -6,9 +6,10 @@ memory for the largest batch so far. What it computes is what torch computes, up
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard
@@ -19,12 +20,25 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedloom.layout import Layout
+from fedloom.models.norm import measured_layers, pieces
 from fedloom.native.library import SETS, instructions, library, why_not
 from fedloom.native.plan import Op, Plan, Unplanned, Value, plan
 from fedloom.similarity.activations import without_repeats
 
 _MEMORY = 256 * 2**20  # bytes that passes kept for backpropagation may hold
+_MEASURED_ON = 384 * 2**20  # bytes that the activations of a batch may take to measure norms on it
 CHUNK = 64  # samples that go through a net together where they do not depend on one another
+_FEWER = 16  # and where two maps of so many fit a cache of this size, but not two of a chunk
+_CACHE = 2 * 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class Held:
+    """The classes whose logits the loss sees, a truth value each. Those of others are taken for 0
+    (`as_zero`) or −∞."""
+
+    classes: np.ndarray
+    as_zero: bool
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,15 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self.at)
+
+    @staticmethod
+    def of(x: Tensor) -> Pictures:
+        """Normalised images."""
+        return Pictures(x.detach().contiguous().numpy(), np.arange(len(x)))
+
+    def picked(self, places: np.ndarray) -> Pictures:
+        """Those at these places, as they are stored."""
+        return Pictures(self.array, self.at[places], self.scale, self.shift)
 
     def some(self, start: int, stop: int) -> Pictures:
         flip = None if self.flip is None else self.flip[start:stop]
@@ -133,6 +156,20 @@ class Program:
     def held_by(self, this: _Pass | None) -> None:
         self._holder = None if this is None else weakref.ref(this)
 
+    @contextlib.contextmanager
+    def holding(self, held: Held | None) -> Iterator[None]:
+        """Inside, the loss sees only what is held."""
+        if held is None:
+            yield
+            return
+        classes = np.ascontiguousarray(held.classes, dtype=np.uint8)
+        assert len(classes) == self.plan.classes
+        self.lib.fl_hold(self.handle, _data(classes), int(held.as_zero))
+        try:
+            yield
+        finally:
+            self.lib.fl_hold(self.handle, 0, 0)
+
     def load(self, pictures: Pictures) -> None:
         given = pictures.array
         self.lib.fl_load(
@@ -160,6 +197,12 @@ class Program:
         self.lib.fl_read(self.handle, value, to.data_ptr(), to.stride(0))
 
 
+def at_once(made: Plan) -> int:
+    """How many samples go through a net together in evaluation; results do not depend on it."""
+    pair = 2 * 4 * max(v.c * v.h * v.w for v in made.values)
+    return _FEWER if _FEWER * pair <= _CACHE < CHUNK * pair else CHUNK
+
+
 def _data(array: np.ndarray | None) -> int:
     return 0 if array is None else array.ctypes.data
 
@@ -184,6 +227,7 @@ class Native:
         self.module, self.layout, self.shape, self._number = module, layout, shape, number
         self._plans: dict[bool, Plan] = {}
         self._programs: dict[bool, Program] = {}
+        self._measuring: dict[tuple[bool, int], Program | None] = {}
         self._passes: list[Program] = []  # of the function for autograd
         for training in (True, False):
             self._plans[training] = self._planned(training)
@@ -192,11 +236,11 @@ class Native:
         if self._plans[False].coupled:  # they would be others than torch's, which are cut elsewhere
             raise Unplanned("its scores depend on which samples are scored together")
 
-    def _planned(self, training: bool, watching: bool = False) -> Plan:
+    def _planned(self, training: bool, **how: Any) -> Plan:
         modes = {m: m.training for m in self.module.modules()}
         self.module.train(training)
         try:
-            return plan(self.module, self.layout, self.shape, watching)
+            return plan(self.module, self.layout, self.shape, **how)
         finally:
             for m, mode in modes.items():
                 m.training = mode
@@ -237,7 +281,14 @@ class Native:
 
     # ---- training
 
-    def gradient(self, row: Tensor, grad: Tensor, pictures: Pictures, y: Tensor) -> float:
+    def gradient(
+        self,
+        row: Tensor,
+        grad: Tensor,
+        pictures: Pictures,
+        y: Tensor,
+        held: Held | None = None,
+    ) -> float:
         """Write the gradient of the mean cross-entropy into `grad`; running statistics in `row`
         move. Returns the loss."""
         made, n = self._plans[True], len(pictures)
@@ -249,10 +300,11 @@ class Native:
             some = pictures.some(at, at + size)
             program.load(some)
             program.load_masks(self.masks(len(some)))
-            loss += program.lib.fl_gradient(
-                program.handle, row.data_ptr(), grad.data_ptr(), y[at : at + size].data_ptr(),
-                len(some) / n, 1, int(at > 0),
-            )  # fmt: skip
+            with program.holding(held):
+                loss += program.lib.fl_gradient(
+                    program.handle, row.data_ptr(), grad.data_ptr(), y[at : at + size].data_ptr(),
+                    len(some) / n, 1, int(at > 0),
+                )  # fmt: skip
         return loss
 
     def steps(
@@ -263,6 +315,7 @@ class Native:
         y: Tensor,
         cuts: np.ndarray,
         update: Update,
+        held: Held | None = None,
     ) -> float:
         """One step for each batch, which are `pictures` between `cuts`; `grad` is then the last
         one's. Returns the sum of the samples' losses."""
@@ -271,12 +324,13 @@ class Native:
             self.check(n)
         program = self.program(int(sizes.max()), True)
         given = pictures.array
-        return program.lib.fl_train(
-            program.handle, row.data_ptr(), grad.data_ptr(), self.layout.trainable,
-            given.ctypes.data, int(given.dtype == np.uint8), _data(pictures.at), y.data_ptr(),
-            _data(cuts), len(sizes), _ptr(pictures.scale), _ptr(pictures.shift),
-            _data(pictures.flip), _data(pictures.offset), pictures.crop, ctypes.byref(update),
-        )  # fmt: skip
+        with program.holding(held):
+            return program.lib.fl_train(
+                program.handle, row.data_ptr(), grad.data_ptr(), self.layout.trainable,
+                given.ctypes.data, int(given.dtype == np.uint8), _data(pictures.at), y.data_ptr(),
+                _data(cuts), len(sizes), _ptr(pictures.scale), _ptr(pictures.shift),
+                _data(pictures.flip), _data(pictures.offset), pictures.crop, ctypes.byref(update),
+            )  # fmt: skip
 
     def can_meta(self, steps: int = 1) -> bool:
         """Whether `meta` can do so many inner steps: samples depend neither on one another nor on
@@ -345,7 +399,7 @@ class Native:
     def logits(self, row: Tensor, pictures: Pictures) -> Tensor:
         """The model's outputs in evaluation mode."""
         made, n, given = self._plans[False], len(pictures), pictures.array
-        program = self.program(min(n, CHUNK), False)
+        program = self.program(min(n, at_once(made)), False)
         out = torch.empty(len(made.outputs), n, made.classes)
         program.lib.fl_look(
             program.handle, row.data_ptr(), given.ctypes.data, int(given.dtype == np.uint8),
@@ -356,11 +410,46 @@ class Native:
 
     def answers(self, row: Tensor, x: Tensor) -> Tensor:
         """The same, of normalised images."""
-        return self.logits(row, Pictures(x.detach().contiguous().numpy(), np.arange(len(x))))
+        return self.logits(row, Pictures.of(x))
+
+    def measures(self, every: bool, size: int) -> bool:
+        """Whether `measure` can do what `settle` does, with this many images at a time."""
+        key = every, size
+        if key not in self._measuring:
+            self._measuring[key] = None
+            with contextlib.suppress(Unplanned):
+                names = measured_layers(self.module, every)
+                made = self._planned(training=False, measured=names)
+                program = Program(made, size + 1, self._number)
+                self._measuring[key] = program if program.bytes <= _MEASURED_ON else None
+        return self._measuring[key] is not None
+
+    def measure(self, row: Tensor, pictures: Pictures, every: bool, size: int) -> None:
+        """Write the statistics of static (or `every` tracked) norms on these images into `row`, as
+        `settle` has them: means over passes of `size` images."""
+        program = self._measuring[every, size]
+        assert program is not None
+        made = program.plan
+        norms = [op for op in made.ops if op.batch == 1 and op.mean >= 0]
+        cut = pieces(len(pictures), size)
+        if not cut or not norms:
+            return
+        columns = torch.cat([
+            torch.arange(start, start + made.values[op.out].c)
+            for op in norms for start in (op.mean, op.var)
+        ])  # fmt: skip
+        found = torch.zeros(len(columns), dtype=torch.float64)
+        for at in cut:
+            program.load(pictures.picked(at))
+            row[columns] = 0.0
+            program.lib.fl_forward(program.handle, row.data_ptr(), 1, 0)
+            found += row[columns].double() / len(cut)
+        row[columns] = found.to(row.dtype)
 
     @cached_property
     def _watching(self) -> Program:
-        return Program(self._planned(training=False, watching=True), CHUNK, self._number)
+        made = self._planned(training=False, watching=True)
+        return Program(made, at_once(made), self._number)
 
     def has(self, layers: Sequence[str] | None) -> bool:
         """Whether the kernels have the activations of these layers."""
@@ -379,15 +468,69 @@ class Native:
         sizes = {name: [values[v].c * values[v].h * values[v].w for v in known[name]]
                  for name in layers}  # fmt: skip
         out = {name: torch.empty(len(x), sum(sizes[name])) for name in layers}
-        for start in range(0, len(x), CHUNK):
-            some = x[start : start + CHUNK]
+        size = program.batch
+        for start in range(0, len(x), size):
+            some = x[start : start + size]
             program.load_batch(some)
             program.forward(row, len(some), False)
             for name in layers:
-                columns = out[name][start : start + CHUNK].split(sizes[name], dim=1)
+                columns = out[name][start : start + size].split(sizes[name], dim=1)
                 for value, to in zip(known[name], columns, strict=True):
                     program.read(value, to)
         return out
+
+    @cached_property
+    def _looking(self) -> Program:
+        made = self._planned(training=False, watching=True, before_pools=True)
+        return Program(made, at_once(made), self._number)
+
+    @property
+    def bends(self) -> tuple[tuple[str, int], ...]:
+        """The non-linearities of a pass in their order, with the values that they give before any
+        pooling; `Unplanned` if the kernels do not have them all."""
+        return self._looking.plan.bends
+
+    def value(self, number: int) -> Value:
+        """The shape of one of those values."""
+        return self._looking.plan.values[number]
+
+    def channel_means(self, row: Tensor, x: Tensor, values: Sequence[int]) -> list[np.ndarray]:
+        """The mean over samples and positions of every channel of these values, in evaluation mode,
+        of normalised images."""
+        program = self._looking
+        sums = [np.zeros(self.value(v).c) for v in values]
+        for some in x.split(program.batch):
+            program.load_batch(some)
+            program.lib.fl_forward(program.handle, row.data_ptr(), 0, 0)
+            for v, total in zip(values, sums, strict=True):
+                program.lib.fl_add_up(program.handle, v, total.ctypes.data)
+        shapes = [self.value(v) for v in values]
+        return [total / max(len(x) * s.h * s.w, 1) for total, s in zip(sums, shapes, strict=True)]
+
+    def summed_gradients(
+        self, row: Tensor, x: Tensor, y: Tensor, values: Sequence[int]
+    ) -> list[np.ndarray]:
+        """Σ over samples of the gradient of the mean cross-entropy at these values, channels ×
+        positions, in evaluation mode, of normalised images."""
+        program = self._looking
+        shapes = [self.value(v) for v in values]
+        sums = [np.zeros((s.c, s.h * s.w)) for s in shapes]
+        grad = torch.empty(self.layout.trainable)
+        try:
+            for v, total in zip(values, sums, strict=True):
+                if not program.lib.fl_watch(program.handle, v, total.ctypes.data):
+                    raise Unplanned("nothing before an activation is learnt")
+            for some, labels in zip(x.split(program.batch), y.split(program.batch), strict=True):
+                program.load_batch(some)
+                labels = labels.contiguous()
+                program.lib.fl_gradient(
+                    program.handle, row.data_ptr(), grad.data_ptr(), labels.data_ptr(),
+                    len(some) / len(x), 0, 0,
+                )  # fmt: skip
+        finally:
+            for v in values:
+                program.lib.fl_watch(program.handle, v, 0)
+        return sums
 
     # ---- as a function of weights that autograd can go through, twice
 

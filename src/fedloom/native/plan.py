@@ -13,6 +13,7 @@ import pickle
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,10 @@ from fedloom.models.scaler import scaler_of
 KINDS = ("conv", "linear", "norm", "act", "maxpool", "avgpool", "add", "copy", "dropout")
 _WIDE = 64  # channels
 _FEW = 16  # channels from which on fewer products pay for the transforms
+_RISING = ("relu", "tanh", "sigmoid", "leaky")  # non-linearities that never fall
+#: non-linearities of a plan, by the name of the torch function that they are
+CALLED = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu", "silu": "silu", "tanh": "tanh",
+          "sigmoid": "sigmoid", "leaky": "leaky_relu"}  # fmt: skip
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "leaky")
 
 
@@ -124,6 +129,7 @@ class Plan:
     activations: dict[
         str, tuple[int, ...]
     ]  # by layer: the values that they are, of a watching plan
+    bends: tuple[tuple[str, int], ...]  # non-linearities and what they gave, of a watching plan
 
     def combined(self, out: Tensor) -> Tensor:
         """What the module returns, of its outputs, (outputs, N, classes)."""
@@ -133,13 +139,19 @@ class Plan:
 
 
 def plan(
-    module: nn.Module, layout: Layout, shape: tuple[int, int, int], watching: bool = False
+    module: nn.Module,
+    layout: Layout,
+    shape: tuple[int, int, int],
+    watching: bool = False,
+    measured: frozenset[str] = frozenset(),
+    before_pools: bool = False,
 ) -> Plan:
     """The plan of `module` for images of `shape`, in the mode that it is in. One that is `watching`
-    has the activations of all layers in memory, at the price of some pooling on its own."""
-    made = _Planner(module, layout, shape, watching).plan()
-    if made is None:
-        made = _Planner(module, layout, shape, watching, pools_apart=True).plan()
+    has the activations of all layers in memory, at the price of some pooling on its own, and
+    `before_pools` those before a maximum is taken of them. Norms that are `measured` write the
+    statistics of a batch into the row."""
+    planner = partial(_Planner, module, layout, shape, watching, measured, before_pools)
+    made = planner(before_pools).plan() or planner(True).plan()
     assert made is not None
     return made
 
@@ -175,14 +187,19 @@ class _Planner:
         layout: Layout,
         shape: tuple[int, int, int],
         watching: bool,
-        pools_apart: bool = False,
+        measured: frozenset[str],
+        before_pools: bool,
+        pools_apart: bool,
     ) -> None:
         if layout.dtype != torch.float32:
             raise Unplanned(f"its weights are {layout.dtype}, not float32")
         self.module, self.layout, self.shape = module, layout, shape
         self.entries = {e.name: e for e in layout.entries}
-        self.watching, self.pools_apart = watching, pools_apart
+        self.watching, self.pools_apart, self.before_pools = watching, pools_apart, before_pools
+        self.to_measure = set(measured)
+        self.measured = measured
         self.uses: list[Use] = []
+        self.bends: list[tuple[str, Made]] = []
         self.steps: list[Step] = []
         self.counters: list[str] = []
         self.averaged = False
@@ -228,6 +245,8 @@ class _Planner:
             raise Unplanned("its outputs differ in shape")
         if self.watching and any(use.made is None for use in self.uses):
             return None
+        if self.to_measure:
+            raise Unplanned(f"'{min(self.to_measure)}' took no part")
         return self._finish(image, outputs, isinstance(result, tuple))
 
     def _known(self, arg: Any, known: dict[fx.Node, Any]) -> Any:
@@ -305,7 +324,7 @@ class _Planner:
             raise Unplanned(f"'{name}' gets something other than one tensor")
         factor = 1.0
         for hook in layer._forward_hooks.values():
-            factor *= (scaler_of(hook) or 1.0) if layer.training else 1.0
+            factor *= scaler_of(hook, layer.training) or 1.0
         kind = type(layer)
         if factor != 1.0 and kind not in (nn.Conv2d, nn.Linear):
             raise Unplanned(f"'{name}' is scaled, and is no convolution or linear layer")
@@ -368,9 +387,10 @@ class _Planner:
         out.behind.append(use)
         return out
 
-    def _bent(self, x: Made, out: Made) -> Made:
+    def _bent(self, word: str, x: Made, out: Made) -> Made:
         """A non-linearity makes `out` of x (or is done where x is made): it is the activation of
         the layers behind which it is the first."""
+        self.bends.append((word, out))
         for use in x.behind:
             use.activation, out.watched = use.activation or out, True
         x.behind.clear()
@@ -426,11 +446,20 @@ class _Planner:
         if inplace and not x.alone:
             raise Unplanned("it changes a tensor in place that is used elsewhere")
         by = x.by
-        fits = by is not None and by.kind in ("conv", "linear", "norm", "add", "maxpool", "avgpool")
-        if by is not None and fits and x.alone and not by.facts.get("relu"):
-            by.facts["relu"] = 1
-            return self._bent(x, x)
+        if self.before_pools and by is not None and by.kind == "maxpool" and x.alone:
+            return self._before_pool("relu", x, by)
+        if self._takes_relu(x):
+            return self._bent("relu", x, x)
         return self._activation("relu", x, [], {})
+
+    def _takes_relu(self, x: Made) -> bool:
+        """Let what makes x do a ReLU as well, if it can."""
+        by = x.by
+        fits = by is not None and by.kind in ("conv", "linear", "norm", "add", "maxpool", "avgpool")
+        if by is None or not fits or not x.alone or by.facts.get("relu"):
+            return False
+        by.facts["relu"] = 1
+        return True
 
     def _activation(self, word: str, x: Made, args: list[Any], kwargs: dict[str, Any]) -> Made:
         slope = 1.0
@@ -439,9 +468,25 @@ class _Planner:
         if word == "gelu":
             how = args[0] if args else kwargs.get("approximate", "none")
             word = "gelu" if how == "none" else "gelu_tanh"
+        by, rises = x.by, word in _RISING
+        if self.before_pools and by is not None and by.kind == "maxpool" and x.alone and rises:
+            return self._before_pool(word, x, by, slope)
         out = Made(x.c, x.h, x.w, x.flat)
         self._made("act", [x], out, activation=ACTIVATIONS.index(word), scale=slope)
-        return self._bent(x, out)
+        return self._bent(word, x, out)
+
+    def _before_pool(self, word: str, pooled: Made, pool: Step, slope: float = 1.0) -> Made:
+        """A non-linearity behind a max pooling goes before it, which gives the same."""
+        x = pool.inputs[0]
+        if word == "relu" and self._takes_relu(x):
+            self._bent(word, pooled, x)
+            return pooled
+        out = Made(x.c, x.h, x.w, x.flat)
+        step = Step("act", [x], out, {"activation": ACTIVATIONS.index(word), "scale": slope})
+        out.by, out.learnt, pool.inputs[0] = step, x.learnt, out
+        self.steps.insert(self.steps.index(pool), step)
+        self._bent(word, pooled, out)
+        return pooled
 
     def _pool_call(self, largest: bool, x: Made, args: list[Any], kwargs: dict[str, Any]) -> Made:
         names = ["kernel_size", "stride", "padding"]
@@ -511,6 +556,12 @@ class _Planner:
     def _batch_norm(self, name: str, layer: nn.modules.batchnorm._BatchNorm, x: Made) -> Made:
         static = isinstance(layer, StaticBatchNorm2d)
         tracked = layer.running_mean is not None
+        if name in self.measured:
+            if name not in self.to_measure:
+                raise Unplanned(f"'{name}' is used more than once")
+            self.to_measure.remove(name)
+            mean, var = (self.entries[f"{name}.running_{t}"].start for t in ("mean", "var"))
+            return self._norm(name, layer, x, batch=1, mean=mean, var=var, momentum=1.0)
         if layer.training or not tracked:
             if layer.training and tracked and not static:
                 if layer.momentum is None:
@@ -549,6 +600,9 @@ class _Planner:
                     values.append(m)
         number = {m: i for i, m in enumerate(values)}
         ops = [_op(s, number) for s in steps]
+        if self.measured:  # nothing goes back
+            for op in ops:
+                op.needs = op.needs2 = op.learns = 0
         _mark_sums(ops, steps, outputs)
         sizes = [s.out.h * s.out.w for s in steps if s.facts.get("batch") == 1]
         masks = [(i, s.chance, (s.out.c,) if s.out.flat else (s.out.c, s.out.h, s.out.w))
@@ -567,6 +621,9 @@ class _Planner:
             masks=tuple(masks),
             wide=sum(macs for s, macs in self.wide if not _tile(s)) / max(self.macs, 1),
             activations=self._activations(number) if self.watching else {},
+            bends=tuple((word, number.get(m.root, -1)) for word, m in self.bends)
+            if self.watching
+            else (),
         )  # fmt: skip
 
     def _activations(self, number: dict[Made, int]) -> dict[str, tuple[int, ...]]:

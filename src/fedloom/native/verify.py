@@ -24,7 +24,7 @@ def agrees(native: Native, module: nn.Module, layout: Layout, shape: tuple[int, 
     """Whether logits, gradients and statistics are the module's own."""
     with _restored(module, layout), torch.random.fork_rng(devices=[]), torch.enable_grad():
         _seed()
-        row = _drawn(layout, layout.flatten(module, dict.fromkeys(layout.extras, 0.0)))
+        row = drawn(layout, layout.flatten(module, dict.fromkeys(layout.extras, 0.0)))
         some = row[: layout.trainable]
         layout.load(module, row)
         x = torch.randn(_SAMPLES, *shape)
@@ -62,7 +62,7 @@ def agrees(native: Native, module: nn.Module, layout: Layout, shape: tuple[int, 
         return all(near(a.detach(), b.detach()) for a, b in pairs)
 
 
-def _drawn(layout: Layout, row: Tensor) -> Tensor:
+def drawn(layout: Layout, row: Tensor) -> Tensor:
     """Values that do not depend on what the module holds now: all workers must find the same."""
     for e in layout.entries:
         noise = torch.randn(e.shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from fedloom.layout import Layout
 from fedloom.local.rule import Batch
+from fedloom.models.norm import settle
 from fedloom.select.channels import Channels
+from fedloom.select.scores import AT_ONCE, activations, gradients
 
 if TYPE_CHECKING:
     from fedloom.data.public import PublicSet
@@ -29,6 +31,22 @@ class Last:
 
     row: Tensor
     index: Tensor | None
+
+
+class Scores(Protocol):
+    """What `fedloom.select.scores` gives for a row, faster."""
+
+    def activations(self, row: Tensor, x: Tensor) -> list[np.ndarray]: ...
+
+    def gradients(self, row: Tensor, batch: Batch) -> list[np.ndarray]: ...
+
+
+class Answers(Protocol):
+    """What `Ask.answers` gives, faster."""
+
+    def __call__(
+        self, row: Tensor, x: Tensor, shape: Hashable, build: Callable[[], nn.Module] | None
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -51,11 +69,44 @@ class Ask:
     public: PublicSet | None = None
     last: Last | None = None
     strongest: float = 1.0  # capacity of all clients
+    scores: Scores | None = None
+    asked: Answers | None = None
 
     def load(self) -> nn.Module:
         """The client's whole model, to look at and not to train."""
         module = self.module if self.channels is None else self.channels.module
         return self.layout.load(module.to(self.module_device), self.row)
+
+    def activations(self, x: Tensor) -> list[np.ndarray]:
+        """By group: the mean activation of every channel of the client's whole model."""
+        assert self.channels is not None
+        if self.scores is not None:
+            return self.scores.activations(self.row, x)
+        return activations(self.load(), self.channels, x)
+
+    def gradients(self, batch: Batch) -> list[np.ndarray]:
+        """By group: how large the gradient at every channel is, on these samples."""
+        assert self.channels is not None
+        if self.scores is not None:
+            return self.scores.gradients(self.row, batch)
+        return gradients(self.load(), self.channels, batch)
+
+    def answers(
+        self,
+        row: Tensor,
+        x: Tensor,
+        shape: Hashable = None,
+        build: Callable[[], nn.Module] | None = None,
+    ) -> Tensor:
+        """Logits of the whole model, or of what `build` gives (equal `shape`s mean equal modules),
+        with the weights `row` and norms measured on the same images."""
+        if self.asked is not None:
+            return self.asked(row, x, shape, build)
+        module = self.module if build is None else build().to(self.module_device)
+        layout = self.layout if build is None else Layout.of(module, self.layout.extras)
+        settle(layout.load(module, row), x.split(AT_ONCE), every=True)
+        with torch.no_grad():
+            return torch.cat([module(some) for some in x.split(AT_ONCE)])
 
     @property
     def module_device(self) -> torch.device:

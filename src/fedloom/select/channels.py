@@ -71,6 +71,11 @@ class Tap:
     batch: int
     pool: int | None = None
 
+    @property
+    def width(self) -> int:
+        """The size of that dimension."""
+        return _size(self.made_of)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -104,6 +109,7 @@ class Channels:
     depthwise: frozenset[str] = frozenset()
     weights: frozenset[str] = frozenset()  # tensors that products and convolutions read with
     steps: Mapping[bool, tuple[Step, ...]] = field(default_factory=dict, repr=False)
+    calls: tuple[str, ...] = ()  # of torch functions that return channels, by number; "": others
 
     @staticmethod
     def of(module: nn.Module, shape: Sequence[int], training: bool = True) -> Channels:
@@ -154,6 +160,7 @@ class Channels:
         return Channels(
             module, groups, dims, tuple(dict.fromkeys(n for n in hidden if n not in unscaled)),
             last[-1] if last else None, traced.depthwise, traced.weights, steps,
+            tuple("" if call is None else call.name for call in traced.calls),
         )  # fmt: skip
 
     @property

@@ -15,13 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.layout import Layout
 from fedloom.local.rule import Batch
 from fedloom.models.inputs import blank
-from fedloom.models.norm import settle
 from fedloom.select.base import Ask, Select, Selection
 from fedloom.select.channels import Channels
-from fedloom.select.scores import AT_ONCE, activations, gradients
 from fedloom.select.verify import too_rigid
 
 Rounding = Literal["ceil", "floor"]
@@ -131,7 +128,7 @@ class ByActivation(Width):
         if self.samples is not None and len(x) > self.samples:
             some = ask.stream("inference").permutation(len(x))[: self.samples]
             x = x[torch.from_numpy(some).to(x.device)]
-        found = activations(ask.load(), channels, x)
+        found = ask.activations(x)
         rng = ask.stream("channels")
         return [
             _largest(np.abs(h), k) if self.temperature == 0 else draw(h / self.temperature, k, rng)
@@ -169,7 +166,7 @@ class ByGradient(Width):
 
     def channels(self, ask: Ask, channels: Channels, counts: Sequence[int]) -> list[np.ndarray]:
         similar = self.similar(ask, channels)
-        found = gradients(ask.load(), channels, similar)
+        found = ask.gradients(similar)
         return [_largest(g, k) for g, k in zip(found, counts, strict=True)]
 
     def similar(self, ask: Ask, channels: Channels) -> Batch:
@@ -188,18 +185,13 @@ class ByGradient(Width):
         return Batch(x[right], y[right])
 
     def _predictions(self, ask: Ask, channels: Channels, x: Tensor) -> Tensor:
-        if ask.last is None or ask.last.index is None:
-            row = ask.row if ask.last is None else ask.last.row
-            module = ask.layout.load(ask.module, row)
-        else:
-            kept = channels.kept(ask.layout, ask.last.index)
-            _, scale = self.narrowed(channels, ask.capacity)
-            module = channels.build([len(k) for k in kept], scale, always=True)
-            module.to(ask.module_device)
-            Layout.of(module, ask.layout.extras).load(module, ask.last.row)
-        settle(module, x.split(AT_ONCE), every=True)
-        with torch.no_grad():
-            return torch.cat([module(some) for some in x.split(AT_ONCE)]).argmax(-1)
+        last = ask.last
+        if last is None or last.index is None:
+            return ask.answers(ask.row if last is None else last.row, x).argmax(-1)
+        counts = [len(k) for k in channels.kept(ask.layout, last.index)]
+        _, scale = self.narrowed(channels, ask.capacity)
+        build = partial(channels.build, counts, scale, always=True)
+        return ask.answers(last.row, x, (*counts, scale), build).argmax(-1)
 
 
 def draw(scores: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
