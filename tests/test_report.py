@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import fedloom
 from fedloom.experiment.compare import Comparison
@@ -15,6 +17,7 @@ from fedloom.experiment.reporting import comparison_page, headline, run_page
 from fedloom.mix import Average
 from fedloom.report.cost_plot import Spot, drawable, ranges, svg, together
 from fedloom.report.html import Dot, Grid, Line, Page, Panel, render, table
+from fedloom.report.plots import plot_curves
 from fedloom.tasks import Classification, Measure
 
 SMALL = {"clients": 5, "rounds": 2, "eval_every": 1, "test_share": 0.4, "engine": "serial",
@@ -228,3 +231,12 @@ def test_a_run_that_is_replaced_takes_its_report_with_it(call, in_tmp):
     assert call("run", "fedavg", *small)[0] == 0
     fedloom.run("local", clients=4, rounds=1, out="r", overwrite=True)
     assert not Path("r/report.html").exists()
+
+
+@pytest.mark.parametrize("methods", [2, 11, 24])
+def test_a_legend_of_many_lines_leaves_the_panel_its_room(methods):
+    frame = pd.DataFrame({"round": [1, 2, 3], "divergence": [3.0, 2.0, 1.0]})
+    curves = {f"a method with a name, number {i}": [frame] for i in range(methods)}
+    figure = plot_curves(curves, {"divergence": "how far apart models are"})
+    FigureCanvasAgg(figure).draw()
+    assert figure.axes[0].get_position().height * figure.get_size_inches()[1] > 2

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ACCURACY = Measure("accuracy")
 _PANEL = 2.2  # inches, below which a panel is too narrow
+_MANY = 6  # curves, beyond which a single panel is drawn wider
 
 #: what is not an accuracy, and so not in %
 PLAIN = {
@@ -174,7 +175,8 @@ def plot_curves(
     present = [c for c in panels if any(c in f for fs in curves.values() for f in fs)]
     if not present:
         raise FedloomError("None of these runs has been scored, so there is nothing to plot.")
-    figure = new_figure(4.2 * len(present), 3.8)
+    width = max(4.2 * len(present), 6.5 if len(curves) > _MANY else 0)
+    figure = new_figure(width, 3.8)
     axes = figure.subplots(1, len(present), squeeze=False)[0]
     for axis, column in zip(axes, present, strict=True):
         for i, (method, frames) in enumerate(curves.items()):
@@ -198,9 +200,11 @@ def plot_curves(
         _score_axis(axis, measure, x)
         axis.set_ylabel(PLAIN.get(column, axis.get_ylabel()))
     lines, labels = axes[0].get_legend_handles_labels()
-    columns = int(4.2 * len(present) / (0.7 + 0.08 * max(map(len, labels))))
+    columns = int(width / (0.7 + 0.08 * max(map(len, labels))))
     columns = min(max(columns, 1), len(labels), 6)
     figure.legend(lines, labels, loc="outside lower center", ncols=columns)
+    rows = -(-len(labels) // columns)
+    figure.set_size_inches(width, 3.8 + 0.22 * max(rows - 3, 0))  # panels keep their height
     return figure
 
 
