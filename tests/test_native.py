@@ -2,6 +2,7 @@
 
 import copy
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -32,7 +33,7 @@ from fedloom.native import plan as native_plan
 from fedloom.native.library import SETS, library
 from fedloom.native.net import Held, Native, Pictures
 from fedloom.native.plan import Unplanned, plan
-from fedloom.select import Channels, scores
+from fedloom.select import Ask, Channels, scores
 from fedloom.similarity import activations, similarity_matrix
 
 BUILT = library() is not None
@@ -285,11 +286,60 @@ def test_a_pass_without_a_way_back_takes_little_memory():
     net = build("resnet18", (3, 32, 32), 10, options={"width": 8})
     native = Native(net, Layout.of(net), (3, 32, 32))
     assert native.measures(True, 63)
-    passing, whole = native._measuring[True, 63], native.program(64, True)
-    assert passing.bytes < whole.bytes / 2
-    small = Native(net, native.layout, (3, 32, 32))
-    assert not small.measures(True, 2**13)  # more than such a pass may take
-    assert passing.plan.ops[0].needs == 0
+    made, each = native._measuring[True]
+    passing, whole = native_net._measurer(made, 64, native._number), native.program(64, True)
+    assert 64 * each <= passing.bytes < whole.bytes / 2
+    assert not native.measures(True, 2**13)  # more than such a pass may take
+    for _ in range(3):  # sub-models of many shapes take turns
+        other = Native(net, native.layout, (3, 32, 32))
+        assert other.measures(True, 7)
+        other.measure(layout_row(net), plain(torch.randn(9, 3, 32, 32)), True, 7)
+    assert native_net._measurer.cache_info().currsize <= 2
+
+
+def layout_row(net):
+    return Layout.of(net).flatten(net)
+
+
+@needs_kernels
+def test_nets_without_a_norm_to_measure_take_no_memory_for_it():
+    net = build("conv4", (3, 32, 32), 10, options={"norm": "group"})
+    native = Native(net, Layout.of(net), (3, 32, 32))
+    before = native_net._measurer.cache_info()
+    assert native.measures(True, 2**20)
+    row = layout_row(net)
+    native.measure(row, plain(torch.randn(3, 3, 32, 32)), True, 2**20)
+    assert native_net._measurer.cache_info() == before
+    assert torch.equal(row, layout_row(net))
+
+
+@needs_kernels
+def test_samples_that_the_kernels_can_not_take_are_torchs_to_refuse():
+    """Labels out of range would be places out of range."""
+    net, shape = LOOKED_AT["conv4"](), (2, 12, 12)
+    layout, channels = Layout.of(net), Channels.of(net, shape)
+    looker = Looker.of(Native(net, layout, shape), channels)
+    ask = Ask(1, 0, 0.5, layout, layout.flatten(net), net, lambda *_: None, channels=channels,
+              scores=looker)  # fmt: skip
+    x, y = torch.randn(6, *shape), torch.tensor([0, 1, 2, 0, 1, 2])
+    assert looker.takes(x, y)
+    plainly = replace(ask, scores=None).gradients(Batch(x, y))
+    assert all(np.allclose(a, b, rtol=1e-3, atol=1e-6)
+               for a, b in zip(ask.gradients(Batch(x, y)), plainly, strict=True))  # fmt: skip
+    for labels in (y + 1, y - 1, y.int(), y[:4], y.float()):
+        assert not looker.takes(x, labels)
+    for images in (x.double(), x[:0], x[:, :, 1:], x[0]):
+        assert not looker.takes(images)
+    with pytest.raises((IndexError, RuntimeError)):
+        ask.gradients(Batch(x, y + 1))
+
+
+@needs_kernels
+def test_sub_models_of_norms_without_weights_run_by_the_kernels():
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(),
+                        nn.Flatten(), nn.Linear(144, 3))  # fmt: skip
+    part = Channels.of(net, (1, 8, 8)).build([2])
+    Native(part, Layout.of(part), (1, 8, 8))  # is planned
 
 
 @needs_kernels

@@ -43,6 +43,9 @@ class Looker:
         except Unplanned:
             return None
 
+    def takes(self, x: Tensor, y: Tensor | None = None) -> bool:
+        return self._native.takes(x, y)
+
     def activations(self, row: Tensor, x: Tensor) -> list[np.ndarray]:
         """h_i of every group, as in `scores`."""
         means = self._native.channel_means(self._measured(row, x), x, self._values)

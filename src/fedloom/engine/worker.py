@@ -481,7 +481,7 @@ class Worker:
     def _on_its_own(self, shape: Hashable, build: Callable[[], nn.Module]) -> Resident:
         """A sub-model that is used and not trained."""
         key = ("held", shape)
-        if key not in self._residents:
+        if shape is None or key not in self._residents:
             module = tame_strides(build())
             layout = Layout.of(module, self.setting.extras)
             native = self._native(module, layout)
@@ -503,7 +503,7 @@ class Worker:
         resident = self._whole if build is None else self._on_its_own(shape, build)
         resident.load(row)
         native = resident.native
-        if native is not None and native.measures(True, LOOKED_AT_ONCE):
+        if native is not None and native.takes(x) and native.measures(True, LOOKED_AT_ONCE):
             native.measure(resident.row, Pictures.of(x), True, LOOKED_AT_ONCE)
             return native.answers(resident.row, x)
         module = settle(resident.module, x.split(LOOKED_AT_ONCE), every=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -197,6 +198,37 @@ class Program:
         self.lib.fl_read(self.handle, value, to.data_ptr(), to.stride(0))
 
 
+def passing_bytes(made: Plan) -> int:
+    """What the values of one sample take where nothing goes back: those of a form make room for one
+    another, as in kernels.cpp."""
+    number = range(len(made.values))
+    root = [v if made.values[v].of < 0 else made.values[v].of for v in number]
+    read = {root[v]: i for i, op in enumerate(made.ops) for v in (op.in_, op.in2) if v >= 0}
+    kept = {0, *(root[v] for v in made.outputs)}
+    free: Counter[tuple[int, ...]] = Counter()
+    placed, total = set[int](), 0
+    for i, op in [(-1, None), *enumerate(made.ops)]:
+        v = 0 if op is None else root[op.out]
+        if v not in placed:
+            value = made.values[v]
+            form = value.c, value.h, value.w, value.pad
+            if free[form]:
+                free[form] -= 1
+            else:
+                total += value.c * (value.h + 2 * value.pad) * (value.w + 2 * value.pad)
+            placed.add(v)
+        for u in placed - kept:
+            if read.get(u) == i:
+                value = made.values[u]
+                free[value.c, value.h, value.w, value.pad] += 1
+    return 4 * total
+
+
+@lru_cache(maxsize=2)  # one takes much memory, and many sub-models would have one each
+def _measurer(made: Plan, batch: int, number: int) -> Program:
+    return Program(made, batch, number)
+
+
 def at_once(made: Plan) -> int:
     """How many samples go through a net together in evaluation; results do not depend on it."""
     pair = 2 * 4 * max(v.c * v.h * v.w for v in made.values)
@@ -227,7 +259,8 @@ class Native:
         self.module, self.layout, self.shape, self._number = module, layout, shape, number
         self._plans: dict[bool, Plan] = {}
         self._programs: dict[bool, Program] = {}
-        self._measuring: dict[tuple[bool, int], Program | None] = {}
+        # By whether every norm is measured: the plan, and the bytes of a sample's pass.
+        self._measuring: dict[bool, tuple[Plan, int] | None] = {}
         self._passes: list[Program] = []  # of the function for autograd
         for training in (True, False):
             self._plans[training] = self._planned(training)
@@ -414,22 +447,22 @@ class Native:
 
     def measures(self, every: bool, size: int) -> bool:
         """Whether `measure` can do what `settle` does, with this many images at a time."""
-        key = every, size
-        if key not in self._measuring:
-            self._measuring[key] = None
+        if every not in self._measuring:
+            names = measured_layers(self.module, every)
+            self._measuring[every] = None
             with contextlib.suppress(Unplanned):
-                names = measured_layers(self.module, every)
+                # Without a norm to measure, any plan will do.
                 made = self._planned(training=False, measured=names)
-                program = Program(made, size + 1, self._number)
-                self._measuring[key] = program if program.bytes <= _MEASURED_ON else None
-        return self._measuring[key] is not None
+                self._measuring[every] = made, passing_bytes(made) if names else 0
+        found = self._measuring[every]
+        return found is not None and found[1] * (size + 1) <= _MEASURED_ON
 
     def measure(self, row: Tensor, pictures: Pictures, every: bool, size: int) -> None:
         """Write the statistics of static (or `every` tracked) norms on these images into `row`, as
         `settle` has them: means over passes of `size` images."""
-        program = self._measuring[every, size]
-        assert program is not None
-        made = program.plan
+        found_plan = self._measuring[every]
+        assert found_plan is not None
+        made = found_plan[0]
         norms = [op for op in made.ops if op.batch == 1 and op.mean >= 0]
         cut = pieces(len(pictures), size)
         if not cut or not norms:
@@ -439,6 +472,7 @@ class Native:
             for op in norms for start in (op.mean, op.var)
         ])  # fmt: skip
         found = torch.zeros(len(columns), dtype=torch.float64)
+        program = _measurer(made, size + 1, self._number)
         for at in cut:
             program.load(pictures.picked(at))
             row[columns] = 0.0
@@ -450,6 +484,15 @@ class Native:
     def _watching(self) -> Program:
         made = self._planned(training=False, watching=True)
         return Program(made, at_once(made), self._number)
+
+    def takes(self, x: Tensor, y: Tensor | None = None) -> bool:
+        """Whether these are images, and labels, that the kernels can take: they do not look."""
+        images = x.dtype == torch.float32 and tuple(x.shape[1:]) == tuple(self.shape) and len(x) > 0
+        if y is None or not images:
+            return images
+        classes = self._plans[False].classes
+        whole = y.dtype == torch.int64 and y.shape == x.shape[:1]
+        return whole and bool(((y >= 0) & (y < classes)).all())
 
     def has(self, layers: Sequence[str] | None) -> bool:
         """Whether the kernels have the activations of these layers."""

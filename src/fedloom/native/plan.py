@@ -110,7 +110,7 @@ class Step:
     chance: float = 0.0  # of dropout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """What the kernels need to know of a module."""
 

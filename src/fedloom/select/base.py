@@ -34,7 +34,9 @@ class Last:
 
 
 class Scores(Protocol):
-    """What `fedloom.select.scores` gives for a row, faster."""
+    """What `fedloom.select.scores` gives for a row, faster, of samples that it `takes`."""
+
+    def takes(self, x: Tensor, y: Tensor | None = None) -> bool: ...
 
     def activations(self, row: Tensor, x: Tensor) -> list[np.ndarray]: ...
 
@@ -80,14 +82,14 @@ class Ask:
     def activations(self, x: Tensor) -> list[np.ndarray]:
         """By group: the mean activation of every channel of the client's whole model."""
         assert self.channels is not None
-        if self.scores is not None:
+        if self.scores is not None and self.scores.takes(x):
             return self.scores.activations(self.row, x)
         return activations(self.load(), self.channels, x)
 
     def gradients(self, batch: Batch) -> list[np.ndarray]:
         """By group: how large the gradient at every channel is, on these samples."""
         assert self.channels is not None
-        if self.scores is not None:
+        if self.scores is not None and self.scores.takes(batch.x, batch.y):
             return self.scores.gradients(self.row, batch)
         return gradients(self.load(), self.channels, batch)
 
@@ -98,8 +100,8 @@ class Ask:
         shape: Hashable = None,
         build: Callable[[], nn.Module] | None = None,
     ) -> Tensor:
-        """Logits of the whole model, or of what `build` gives (equal `shape`s mean equal modules),
-        with the weights `row` and norms measured on the same images."""
+        """Logits of the whole model, or of what `build` gives (equal `shape`s mean equal modules,
+        which are built once), with the weights `row` and norms measured on the same images."""
         if self.asked is not None:
             return self.asked(row, x, shape, build)
         module = self.module if build is None else build().to(self.module_device)

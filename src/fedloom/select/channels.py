@@ -381,8 +381,10 @@ def _tell_sizes(layer: nn.Module, depthwise: bool) -> None:
         layer.embedding_dim = layer.weight.shape[1]
     elif isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
-    elif isinstance(layer, nn.modules.batchnorm._NormBase) and layer.weight is not None:
-        layer.num_features = layer.weight.shape[0]
+    elif isinstance(layer, nn.modules.batchnorm._NormBase):
+        known = layer.running_mean if layer.weight is None else layer.weight
+        if known is not None:
+            layer.num_features = known.shape[0]
     elif isinstance(layer, nn.GroupNorm) and layer.weight is not None:
         layer.num_channels = layer.weight.shape[0]
     elif isinstance(layer, nn.LayerNorm) and layer.weight is not None:
