@@ -19,7 +19,7 @@ from fedloom.engine import kernels as engine_kernels
 from fedloom.engine.batches import Augment
 from fedloom.engine.kernels import kernels_for, resolve, update_of
 from fedloom.engine.looking import Looker
-from fedloom.engine.resident import flat
+from fedloom.engine.resident import Resident, flat
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.local import MAML, Batch, MetaSGD, Optimiser
@@ -243,6 +243,28 @@ class TwiceNormed(nn.Module):
     def forward(self, x):
         x = F.relu(self.norm(self.a(x)))
         return self.out(F.relu(self.norm(self.b(x))).mean((2, 3)))
+
+
+@needs_kernels
+def test_a_norm_that_is_used_twice_counts_twice():
+    net = TwiceNormed()
+    layout = Layout.of(net)
+    native = Native(net, layout, (2, 6, 6))
+    resident = Resident(net, layout, torch.device("cpu"), native)
+    resident.load(layout.flatten(net))
+    resident.count(3)
+    assert layout.views(resident.read(), ("buffer",))["norm.num_batches_tracked"] == 6
+
+
+@needs_kernels
+@pytest.mark.parametrize("slope", [0.3, -0.3])
+def test_only_what_never_falls_goes_before_a_pooling(slope):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.LeakyReLU(slope), nn.Flatten(),
+                        nn.Linear(27, 4))  # fmt: skip
+    made = plan(net, Layout.of(net), (1, 8, 8), watching=True, before_pools=True)
+    kinds = [native_plan.KINDS[op.kind] for op in made.ops]
+    assert (kinds.index("act") < kinds.index("maxpool")) == (slope > 0)
 
 
 @needs_kernels

@@ -26,6 +26,7 @@ from fedloom.models import build
 from fedloom.models.counts import forward_macs, saved_bytes
 from fedloom.models.exits import Exits
 from fedloom.models.norm import settle
+from fedloom.round.attack import Attack
 from fedloom.select import (
     Ask,
     ByActivation,
@@ -1073,6 +1074,31 @@ def test_a_public_set_needs_a_server_to_hold_it(quick):
     for name in ("fedgse-spl", "fedgse-csl"):
         with pytest.raises(FedloomError, match=r"ByGradient needs a public set.*server"):
             quick(name, topology="ring", capacities="0.5", public="share:0.1")
+
+
+def test_a_server_remembers_what_arrived_and_was_let_in(quick):
+    """Not what clients trained, which they may send otherwise."""
+    settings = {"capacities": "1,0.5,0.25", "clients": 6, "participation": 1.0, "rounds": 1,
+                "public": "share:0.1", "samples": 32}  # fmt: skip
+    honest = quick("fedgse-csl", **settings).store.checkpoint()[0]
+    spoilt = quick("fedgse-csl", **settings, attack="scale:-2,share=0.5").store.checkpoint()[0]
+    lost = quick("fedgse-csl", **settings, attack="nan,share=0.5", on_bad="skip")
+    lost = lost.store.checkpoint()[0]
+    bad = set(Attack.parse("nan,share=0.5").bad(6, 0).tolist())
+    for client in range(6):
+        key = f"memory/last/{client}/row"
+        assert torch.equal(honest[key], spoilt[key]) == (client not in bad)
+        assert (key in lost) == (client not in bad)
+    encoded = quick("fedgse-csl", **settings, encode="int8").store.checkpoint()[0]
+    assert not torch.equal(encoded["memory/last/0/row"], honest["memory/last/0/row"])
+
+
+def test_a_server_does_not_look_at_private_parts(quick):
+    for name in ("fedgse-spl", "fedgse-csl"):
+        with pytest.raises(FedloomError, match=r"only 'not head' is sent.*feddse"):
+            quick(name, private="head", capacities="0.5", public="share:0.1")
+    with pytest.raises(FedloomError, match="ByGradient runs clients' models at the server"):
+        quick("fedgse-csl+fedper", capacities="0.5", public="share:0.1")
 
 
 def test_nonsense_is_refused(quick):

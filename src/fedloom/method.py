@@ -18,6 +18,7 @@ from fedloom.adapt import Adapt, AsIs
 from fedloom.errors import FedloomError, unknown
 from fedloom.local import SGD, LocalRule
 from fedloom.mix import Average, Mix
+from fedloom.mix.base import ALL_OF_IT
 from fedloom.newcomer import Newcomer, Shared
 from fedloom.returned import with_article
 from fedloom.select import Select, Whole
@@ -166,7 +167,13 @@ class Method:
                 f"{mix} combines whole models, and {type(self.select).__name__} gives "
                 "clients parts of it. Use a mix that averages element by element."
             )
-        if self.mix.keeps and self.mix.part not in ("all", "not none", "none"):
+        if "last" in self.select.needs and self.mix.part not in ALL_OF_IT:
+            yield (
+                f"{type(self.select).__name__} runs clients' models at the server, which does not "
+                f"have their private parts: only '{self.mix.part}' is sent. Share the whole model, "
+                "or choose sub-models on the clients (feddse)."
+            )
+        if self.mix.keeps and self.mix.part not in (*ALL_OF_IT, "none"):
             yield (
                 f"{mix} keeps values for all weights of the model ({', '.join(self.mix.keeps)}), "
                 f"so it can't combine a part of it ('{self.mix.part}'). Use Average."

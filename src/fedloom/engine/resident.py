@@ -109,8 +109,7 @@ class Resident:
         assert self.native is not None
         counters = self.native.plan(training=True).counters
         for entry, buffer in self._whole:
-            if entry.name in counters:
-                buffer += batches
+            buffer += batches * counters.count(entry.name)  # a norm may be used twice
 
     @property
     def narrower(self) -> bool:
@@ -195,8 +194,8 @@ class Narrower:
             for (name, t), part in zip(rest.items(), parts, strict=True):
                 # Statistics are a part of the wide net's, which autograd may have on record though
                 # no gradient in training reads them: `data`, so that it does not object.
-                if name in self._native.plan(training=True).counters:
-                    t.data += 1
+                if count := self._native.plan(training=True).counters.count(name):
+                    t.data += count
                 elif t.is_floating_point():
                     t.data.copy_(part.view(t.shape))
             return logits

@@ -248,7 +248,7 @@ class Runner:
         own = sent.model if meets else None
         mixed = state.server.combine(opening, heard, self._facts(heard), own)
         self._check_finite(mixed, heard, opening)
-        state.server.remember(done.clients, done.trained.rows, done.trained.indexes)
+        state.server.remember(heard)
         now = state.server.tell()
         if mixed.reset:
             state.clients.reset(now)

@@ -17,6 +17,7 @@ from fedloom.local import SGD, LocalRule, MaskedSGD, Proximal
 from fedloom.method import Method
 from fedloom.methods.registry import MethodOptions, find
 from fedloom.mix import Alternate, Average, Mix, PeerAverage
+from fedloom.mix.base import ALL_OF_IT
 
 SIGN = "+"
 
@@ -134,9 +135,9 @@ def _mixes(one: Method, two: Method) -> Mix:
 
 
 def _of_part(mix: Mix, part: str) -> Mix:
-    if part in ("all", "not none", mix.part):
+    if part in (*ALL_OF_IT, mix.part):
         return mix
-    if mix.part not in ("all", "not none"):
+    if mix.part not in ALL_OF_IT:
         raise FedloomError(
             f"both define which part of the model is shared ('{mix.part}' and '{part}'). Use the "
             "same part for both."

@@ -132,6 +132,10 @@ class Mixed:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
+#: ways to say that all of the model is shared
+ALL_OF_IT = ("all", "not none")
+
+
 class Mix:
     """How models are combined.
 

@@ -28,7 +28,7 @@ from fedloom.models.scaler import scaler_of
 KINDS = ("conv", "linear", "norm", "act", "maxpool", "avgpool", "add", "copy", "dropout")
 _WIDE = 64  # channels
 _FEW = 16  # channels from which on fewer products pay for the transforms
-_RISING = ("relu", "tanh", "sigmoid", "leaky")  # non-linearities that never fall
+_RISING = ("relu", "tanh", "sigmoid", "leaky")  # non-linearities that never fall (slope ≥ 0)
 #: non-linearities of a plan, by the name of the torch function that they are
 CALLED = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu", "silu": "silu", "tanh": "tanh",
           "sigmoid": "sigmoid", "leaky": "leaky_relu"}  # fmt: skip
@@ -358,7 +358,7 @@ class _Planner:
             if not x.flat or tuple(layer.normalized_shape) != (x.c,):
                 raise Unplanned(f"'{name}' normalises something other than a row of features")
             return self._norm(name, layer, x, groups=1)
-        raise Unplanned(f"it has a {kind.__name__} ('{name}')")
+        raise Unplanned(f"'{name}' is of type {kind.__name__}")
 
     def _entry(self, name: str, layer: nn.Module, tensor: str) -> Entry | None:
         if layer._parameters.get(tensor) is None:
@@ -468,7 +468,7 @@ class _Planner:
         if word == "gelu":
             how = args[0] if args else kwargs.get("approximate", "none")
             word = "gelu" if how == "none" else "gelu_tanh"
-        by, rises = x.by, word in _RISING
+        by, rises = x.by, word in _RISING and slope >= 0
         if self.before_pools and by is not None and by.kind == "maxpool" and x.alone and rises:
             return self._before_pool(word, x, by, slope)
         out = Made(x.c, x.h, x.w, x.flat)

@@ -16,6 +16,7 @@ from fedloom.errors import FedloomError
 from fedloom.kinds import Array, Kind, Model, PerClass, Sections, Sizes, Values, Weights
 from fedloom.layout import Columns
 from fedloom.method import FACTS, Method
+from fedloom.mix.base import ALL_OF_IT
 from fedloom.round.encode import Encoding, Float32
 from fedloom.select import Whole
 
@@ -252,7 +253,7 @@ def _server(method: Method, sizes: Sizes, plan: Plan) -> Iterator[Line]:
 def _part(part: str) -> str:
     while part.startswith("not not "):
         part = part[8:]
-    if part in ("all", "not none"):
+    if part in ALL_OF_IT:
         return "the whole model"
     return f"the model without {part[4:]}" if part.startswith("not ") else f"{part} of the model"
 

@@ -140,15 +140,14 @@ class Server:
         known = [self._lasts.get(int(client)) for client in clients]
         return [None if k is None else Last(k["row"], k.get("index")) for k in known]
 
-    def remember(
-        self, clients: np.ndarray, rows: Sequence[Tensor], indexes: Sequence[Tensor | None]
-    ) -> None:
-        """Keep what clients sent, if a part of the method will need it."""
+    def remember(self, sent: Sent) -> None:
+        """Keep what clients sent, as it arrived, if a part of the method will need it."""
         if self._lasts is None:
             return
-        for client, row, index in zip(clients, rows, indexes, strict=True):
+        for client, model, index in zip(sent.clients, sent.model, sent.indexes, strict=True):
+            row = model.clone() if index is None else model[index]
             where = {} if index is None else {"index": index.to(torch.int32)}
-            self._lasts[int(client)] = {"row": row.clone(), **where}
+            self._lasts[int(client)] = {"row": row, **where}
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint has to hold of this side."""
