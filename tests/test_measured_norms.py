@@ -6,11 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from fedloom.data.dataset import from_arrays
 from fedloom.data.public import PublicSet
 from fedloom.engine.batches import Source
 from fedloom.engine.worker import Worker
+from fedloom.experiment.config import make_config
+from fedloom.experiment.setup import prepare
 from fedloom.layout import Layout
-from fedloom.models.norm import has_measured_norm, settle
+from fedloom.methods.registry import find
+from fedloom.models.norm import has_measured_norm, norm2d, settle
 from fedloom.select import Ask, ByGradient, Channels, Last, Ordered
 from fedloom.select.scores import activations
 from fedloom.streams import stream
@@ -121,6 +125,59 @@ def test_plain_batch_norm_does_as_well_as_static_norm(quick, name):
     for key, value in static.model().state_dict().items():
         torch.testing.assert_close(plain.model().state_dict()[key], value)
     assert plain.measured
+
+
+def bright_and_dark():
+    """Two clients, whose images differ in brightness alone."""
+    noise = np.random.default_rng(0).normal(size=(30, 1, 4, 4)).astype(np.float32)
+    return from_arrays(np.concatenate([noise + 5, noise - 5]), np.repeat([0, 1], 30))
+
+
+class TwoSigns(nn.Module):
+    """A channel for what is bright and one for what is dark."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 2, 1, bias=False), norm2d("static", 2)
+        self.out = nn.Linear(2, classes)
+        self.conv.weight.data.copy_(torch.tensor([1.0, -1.0]).view(2, 1, 1, 1))
+
+    def forward(self, x):
+        return self.out(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+def looked(kernels, **options):
+    """A model, and what clients choose at capacity ½ of one."""
+    settings = {"clients": 2, "partition": "classes:1", "capacities": "0.5", "engine": "serial",
+                "kernels": kernels, "test_share": 0.0, **options}  # fmt: skip
+    config, made = make_config({**settings, "method": "feddse"}, find("feddse"))
+    x = prepare(config, made.build(), data=bright_and_dark(), model=TwoSigns)
+    setting = x.engine.setting
+
+    def chosen(row, client):
+        found = x.engine.worker._chosen(x.method.select, 1, client, row, None)
+        return setting.channels.kept(setting.layout, found.index)[0].tolist()
+
+    return x.state.server.shared, chosen
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_a_shared_model_is_looked_at_with_norms_of_all_clients_data(kernels):
+    """With those of its own data, a norm takes away what sets a client apart."""
+    row, chosen = looked(kernels)
+    by_class = {tuple(chosen(row, k)) for k in (0, 1)}
+    assert by_class == {(0,), (1,)}
+    row, chosen = looked(kernels, norms="own")
+    assert chosen(row, 0) == chosen(row, 1)
+
+
+def test_norms_are_measured_again_when_the_model_has_changed():
+    row, chosen = looked("native")
+    before = chosen(row, 0)
+    other = row.clone()
+    other[:2] *= -1  # the channels change places
+    assert chosen(other, 0) != before
+    assert chosen(row, 0) == before
 
 
 class WithNorm(nn.Module):

@@ -12,6 +12,7 @@ from fedloom.local import Controlled
 from fedloom.method import Method
 from fedloom.mix import Average, ControlledAverage, Mixed, RandomPairs, Swap
 from fedloom.round.client import Round
+from fedloom.round.messages import Sent
 from fedloom.select import ByGradient, Whole
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))  # body: 0, 1; head: 2, 3
@@ -93,12 +94,16 @@ def test_state_that_is_no_model_makes_none_personal_and_survives_a_checkpoint():
         assert each.models(CLIENTS).tolist() == [[1, 2, 3, 4]] * 2
 
 
+def message(rows, indexes):
+    return Sent(CLIENTS, rows, indexes, {}, np.ones(2), np.ones(2, dtype=int))
+
+
 def test_what_a_client_last_sent_is_its_own_copy_and_survives_a_checkpoint():
     select = ByGradient()
     now = state(Average(), select=select)
-    sent = [torch.tensor([3.0, 4, 5, 6]), torch.tensor([1.0, 2])]
-    now.server.remember(CLIENTS, sent, (None, torch.tensor([0, 2])))
-    sent[1].zero_()  # the engine's memory is used again
+    rows = torch.tensor([[3.0, 4, 5, 6], [1.0, 9, 2, 9]])
+    now.server.remember(message(rows, (None, torch.tensor([0, 2]))))
+    rows.zero_()  # the memory of messages is used again
     other = state(Average(), select=select)
     other.restore(now.tensors())
     for each in (now, other):
@@ -110,7 +115,7 @@ def test_what_a_client_last_sent_is_its_own_copy_and_survives_a_checkpoint():
 
 def test_nobody_remembers_what_nobody_asks_for():
     now = state(Average(), select=Whole())
-    now.server.remember(CLIENTS, list(ROWS), (None, None))
+    now.server.remember(message(ROWS, (None, None)))
     assert now.server.lasts(CLIENTS) is None
     assert list(now.tensors()) == ["shared"]
     assert Mixed().state == {}

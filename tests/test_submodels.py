@@ -982,15 +982,17 @@ def test_training_and_inference_cost_what_they_multiply(quick):
     assert record["macs"] == n * TRAIN
 
 
+@pytest.mark.parametrize("norms", ["all", "own"])
 @pytest.mark.parametrize("norm", ["none", "batch", "static"])
-def test_measuring_norms_costs_another_pass(quick, norm):
+def test_measuring_norms_costs_another_pass(quick, norm, norms):
+    """Over one's own data, or over one's share of the samples that measure the shared model's."""
     options = {"channels": [4, 4, 4, 4], "norm": norm}
-    settings = {"model": "conv4", "model_options": options}
+    settings = {"model": "conv4", "model_options": options, "static_samples": 100}
     plain, n = one_round(quick, "heterofl", **settings)
-    chosen, _ = one_round(quick, "feddse", **settings)
+    chosen, _ = one_round(quick, "feddse", norms=norms, **settings)
     each = forward_macs(build("conv4", (1, 8, 8), 10, options=options), (1, 8, 8))
-    passes = 1 if norm == "none" else 2
-    assert chosen["macs"] - plain["macs"] == passes * n * each
+    measured = 0 if norm == "none" else n if norms == "own" else 3 * 34  # of 100
+    assert chosen["macs"] - plain["macs"] == (n + measured) * each
 
 
 def test_narrower_nets_cost_their_share_of_the_steps(quick):

@@ -46,9 +46,10 @@ class Looker:
     def takes(self, x: Tensor, y: Tensor | None = None) -> bool:
         return self._native.takes(x, y)
 
-    def activations(self, row: Tensor, x: Tensor) -> list[np.ndarray]:
+    def activations(self, row: Tensor, x: Tensor, measure: bool = True) -> list[np.ndarray]:
         """h_i of every group, as in `scores`."""
-        means = self._native.channel_means(self._measured(row, x), x, self._values)
+        row = self._measured(row, x) if measure else row.contiguous()
+        means = self._native.channel_means(row, x, self._values)
         return self._by_group(means, lambda found, at: found[at].mean(1))
 
     def gradients(self, row: Tensor, batch: Batch) -> list[np.ndarray]:

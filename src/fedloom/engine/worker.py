@@ -49,6 +49,7 @@ from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
 
 OPTIMISER = "optimiser."  # in front of the names of what an optimiser remembers
+_LOOK = 5000  # samples at most that measure norms before clients look at a shared model
 
 
 class Diverged(FedloomError):
@@ -89,6 +90,7 @@ class Worker:
         self._second: dict[Hashable, int] = {}
         self._saved: dict[Hashable, int] = {}
         self._narrower: dict[Hashable, Narrower] = {}
+        self._known: tuple[Tensor, Tensor] | None = None  # the last row that was looked at, settled
         module = setting.build()
         self._whole = self._settle(None, module, setting.layout)
         convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
@@ -434,7 +436,8 @@ class Worker:
         memory += batch * (self._saved[shape] + inside)
         if "data" in order.select.needs and chosen is not None:  # it chose from the whole model
             each, passing = self._inference
-            macs += chosen.samples * each * (2 if self.setting.static else 1)  # norms are measured
+            measured = chosen.samples if chosen.own_norms else self._share
+            macs += (chosen.samples + (measured if self.setting.static else 0)) * each
             whole = self.setting.layout.size * self.setting.layout.bytes
             memory = whole + max(memory, min(chosen.samples, LOOKED_AT_ONCE) * passing)
         return macs, memory
@@ -477,6 +480,26 @@ class Worker:
             return self._whole, row
         build = chosen.build if chosen.held is None else chosen.held
         return self._on_its_own(chosen.shape, build), row[chosen.index]
+
+    def _settled(self, row: Tensor) -> Tensor:
+        """The model that all share with norms measured on data of everybody, as it is scored, once
+        for all who look at it."""
+        if self._known is None or not torch.equal(self._known[0], row):
+            self._whole.load(row)
+            self._measure(self._whole, self._measured_on)
+            self._known = row.clone(), self._whole.read().cpu().clone()
+        return self._known[1]
+
+    @cached_property
+    def _measured_on(self) -> np.ndarray:
+        """Not all samples, as before scoring: it is done in every round."""
+        federation, most = self.setting.federation, self.setting.static_samples
+        return federation.calibration(federation.everybody, min(most or _LOOK, _LOOK))
+
+    @property
+    def _share(self) -> int:
+        """The samples of which each client measures the norms of the shared model."""
+        return math.ceil(len(self._measured_on) / len(self.setting.federation.everybody))
 
     def _on_its_own(self, shape: Hashable, build: Callable[[], nn.Module]) -> Resident:
         """A sub-model that is used and not trained."""
@@ -622,6 +645,7 @@ class Worker:
             last=last if "last" in needs else None,
             scores=self._looker if {"data", "public"} & needs else None,
             asked=self._asked,
+            settled=partial(self._settled, row) if s.static and not s.personal else None,
         )
 
     @cached_property

@@ -592,6 +592,7 @@ def _engine(
         submodels=built.submodels,
         static=has_measured_norm(built.module, built.submodels),
         static_samples=config.static_samples,
+        personal=plan.personal,
         channels=built.channels,
         public=dealt.public if "public" in method.select.needs | method.local.needs else None,
         tokens=built.tokens,

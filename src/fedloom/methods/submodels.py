@@ -169,11 +169,17 @@ class FedDSE(_Width):
     samples: int | None = Field(
         None, ge=1, description="samples of the client's data to run; none: all"
     )
+    norms: Literal["all", "own"] = Field(
+        "all",
+        description="whose data measures static norms before a client looks: all clients', as for "
+        "scoring (of a model of its own: its own), or its own",
+    )
 
     def _select(self) -> Select:
         return ByActivation(
-            self.rounding, self.scaler, self.temperature, self.samples, measures=self.measure_gap
-        )
+            self.rounding, self.scaler, self.temperature, self.samples,
+            own_norms=self.norms == "own", measures=self.measure_gap,
+        )  # fmt: skip
 
 
 class _FedGSE(_Width):

@@ -186,6 +186,10 @@ def _leaves(
         if plan.sends_choice:
             yield Line("choice", "which channels it trained, of each group a bit for every channel "
                        "or the numbers of those chosen")  # fmt: skip
+    if not method.select.own_norms and not plan.personal:
+        yield Line("norms", "mean and variance of what static norms see of its data, if the model "
+                   "has such norms, for the statistics of all; also of clients that do not train "
+                   "in the round")  # fmt: skip
     for name in plan.sends:
         kind = method.local.sends[name]
         yield Line(name, _kind(kind), beside.size(_size(kind, sizes)))

@@ -3,7 +3,8 @@
 The activation of a channel is what its layer's own non-linearity gives, behind the norm and before
 any pooling (S2 §3.2.1); where a model takes a maximum first, as it may for a function that never
 falls, the two change places here. Channels that several layers make, as those that are added up in
-residual blocks, get the mean of all. Norm statistics are measured on the same data first.
+residual blocks, get the mean of all. Norm statistics are measured on the same data first, unless
+they are said to be right: with those of one client's data a norm takes out what sets it apart.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from fedloom.select.channels import Channels, Tap, positions
 AT_ONCE = 256
 
 
-def activations(module: nn.Module, channels: Channels, x: Tensor) -> list[np.ndarray]:
-    """h_i of every group: the mean over samples and, for maps, positions."""
+def activations(
+    module: nn.Module, channels: Channels, x: Tensor, measure: bool = True
+) -> list[np.ndarray]:
+    """h_i of every group: the mean over samples and, for maps, positions. Without `measure`, norms
+    have the statistics that they come with."""
     sums = [torch.zeros(n, dtype=torch.float64) for n in channels.sizes]
     x = _ready(module, x)
-    settle(module, x.split(AT_ONCE), every=True)
+    settle(module, x.split(AT_ONCE) if measure else (), every=True)
     with torch.no_grad():
         for some in x.split(AT_ONCE):
             with _watching(module, channels) as seen:
