@@ -144,9 +144,9 @@ class Select:
     `follows`: the choice follows from capacity and round, so that no message has to tell it.
     `measures`: each client also trains the whole model, for the record only, to tell how far its
     sub-model's gradient and update are from the whole's.
-    `own_norms`: what it looks at on a client, it looks at with norms of that client's data; without,
-    a shared model has the statistics of all clients' data. `model_options` are what it needs the
-    model to be built with.
+    `own_norms`: what it looks at on a client, it looks at with norms of that client's data;
+    without, a shared model has the statistics of all clients' data.
+    `model_options` are what it needs the model to be built with.
     """
 
     probabilities: str = ""  # what it does with classes, as in `LocalRule`
