@@ -84,10 +84,11 @@ WORKLOADS = (
     Workload("conv4", "conv4", "1x28x28", 200),
     Workload("fedmeta-per", "lenet", "3x32x32", 200, method="fedmeta-per-maml"),
     Workload("fedrolex", "conv4", "1x28x28", 200, method="fedrolex", more=DEVICES),
-    Workload("feddse", "conv4", "1x28x28", 200, method="feddse", more=DEVICES),
+    Workload("feddse", "conv4", "1x28x28", 200, method="feddse",
+             more=(*DEVICES, ("norms", "own"))),
     Workload("fedswap", "lenet", "3x32x32", 100, 50, 50, method="fedswap", more=SWAP),
     Workload("feddom", "mlp", "1x28x28", 60, participants=100, method="feddom", test_share=0.2),
-)
+)  # fmt: skip
 #: for the growth curves: small enough that the engine's own cost shows
 SMALL = Workload("small", "mlp", "1x8x8", 20, participants=20)
 WIDE = tuple(
