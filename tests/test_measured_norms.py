@@ -1,6 +1,8 @@
 """Norm statistics that sub-models tracked together fit none of them: where clients train
 sub-models they are measured on training data before anything is looked at or scored."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,8 @@ from fedloom.experiment.config import make_config
 from fedloom.experiment.setup import prepare
 from fedloom.layout import Layout
 from fedloom.methods.registry import find
+from fedloom.models import build
+from fedloom.models.counts import forward_macs
 from fedloom.models.norm import has_measured_norm, norm2d, settle
 from fedloom.select import Ask, ByGradient, Channels, Last, Ordered
 from fedloom.select.scores import activations
@@ -156,19 +160,43 @@ def looked(kernels, **options):
     setting = x.engine.setting
 
     def chosen(row, client):
-        found = x.engine.worker._chosen(x.method.select, 1, client, row, None)
+        together = (0, 1) if x.shares_norms else ()
+        found = x.engine.worker._chosen(x.method.select, 1, client, row, None, together)
         return setting.channels.kept(setting.layout, found.index)[0].tolist()
 
     return x.state.server.shared, chosen
 
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
-def test_a_shared_model_is_looked_at_with_norms_of_all_clients_data(kernels):
+def test_a_shared_model_is_looked_at_with_norms_of_all_participants_data(kernels):
     """With those of its own data, a norm takes away what sets a client apart."""
     row, chosen = looked(kernels)
     assert sorted([chosen(row, 0), chosen(row, 1)]) == [[0], [1]]
     row, chosen = looked(kernels, norms="own")
     assert chosen(row, 0) == chosen(row, 1) == [1]  # the larger weight of the norm
+
+
+def test_who_takes_part_measures_the_norms_and_pays_for_it(quick):
+    """Statistics of 4 + 4 + 8 + 8 channels travel both ways; whoever has all of the model does not
+    look, and measures its norms all the same."""
+    settings = {"model": "conv4", "capacities": "1:0.5,0.5:0.5", "rounds": 2, "clients": 4,
+                "eval_every": 2, "participation": 1.0}  # fmt: skip
+    model = {**SMALL, "norm": "static"}
+    shared, own = (quick("feddse", norms=norms, model_options=model, **settings)
+                   for norms in ("shared", "own"))  # fmt: skip
+    for ours, theirs in zip(shared.records, own.records, strict=True):
+        for way in ("bytes_up", "bytes_down"):
+            assert ours[way] - theirs[way] == 4 * 2 * 24 * 4
+        strong, before = ours["devices"]["1"], theirs["devices"]["1"]
+        each = forward_macs(build("conv4", (1, 8, 8), 10, options=model), (1, 8, 8))
+        samples = math.ceil(shared.clients["train_samples"].sum() / 4)
+        assert strong["macs"] - before["macs"] == samples * each
+    told = [line["name"] for line in shared.store.manifest()["leaves a client, each round"]]
+    assert "norms" in told
+    for more in ({"capacities": "1"}, {"model_options": {**SMALL, "norm": "group"}},
+                 {"norms": "own"}, {"private": "head"}):  # fmt: skip
+        found = quick("feddse", **{**settings, "model_options": model, **more}).store.manifest()
+        assert "norms" not in [line["name"] for line in found["leaves a client, each round"]]
 
 
 def test_norms_are_measured_again_when_the_model_has_changed():

@@ -4,7 +4,7 @@ The table beside this file is from before rounds were made of messages, that of 
 meetings came to be ordered, that of `fedswap` from when activations came to be compared behind the
 non-linearity, those of `fedmeta-*` from when there was one outer step a round, that of `wafl` from
 when nodes came to combine models by dense products, and that of `feddse` from when clients came to
-look at models with norms of all clients' data.
+look at models with norms of all participants' data.
 `python tests/test_same_bytes.py NAME ...` writes those methods anew: only for a change that is
 meant to move results, and then the changelog says so. Last bits depend on the CPU and on torch, so
 elsewhere the values are compared, not the bytes.

@@ -208,6 +208,12 @@ class Layout:
         """What one value costs on the wire."""
         return self.dtype.itemsize
 
+    @property
+    def norm_bytes(self) -> int:
+        """What the statistics of tracked norms cost on the wire."""
+        names = ("running_mean", "running_var")
+        return self.bytes * sum(e.size for e in self.entries if e.name.endswith(names))
+
     def views(self, rows: Tensor, kinds: tuple[Kind, ...] = ("param",)) -> dict[str, Tensor]:
         """The named tensors inside a row (or a matrix of rows), as views of it."""
         return {e.name: e.view(rows) for e in self.entries if e.kind in kinds}

@@ -84,6 +84,7 @@ class Order:
     data: Mapping[str, str] = field(default_factory=dict)
     sections: Sections | None = None  # of the rows, where there is more in them than the model
     screened: bool = False  # what comes back is checked later: do not stop at NaN here
+    together: tuple[int, ...] = ()  # who measure the norms of a model that clients look at
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
 
 OPTIMISER = "optimiser."  # in front of the names of what an optimiser remembers
-_LOOK = 5000  # samples at most that measure norms before clients look at a shared model
+_LOOK = 5000  # samples at most that clients measure a model's norms with before they look at it
 
 
 class Diverged(FedloomError):
@@ -90,7 +90,8 @@ class Worker:
         self._second: dict[Hashable, int] = {}
         self._saved: dict[Hashable, int] = {}
         self._narrower: dict[Hashable, Narrower] = {}
-        self._known: tuple[Tensor, Tensor] | None = None  # the last row that was looked at, settled
+        #: the last row that was looked at: by whom it was measured, as it came, and settled
+        self._known: tuple[tuple[int, ...], Tensor, Tensor] | None = None
         module = setting.build()
         self._whole = self._settle(None, module, setting.layout)
         convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
@@ -110,7 +111,7 @@ class Worker:
         model = row[: s.layout.size]
         selection = None
         if type(order.select) is not Whole:
-            selection = self._chosen(order.select, order.round, client, model, last)
+            selection = self._chosen(order.select, order.round, client, model, last, order.together)
         if selection is not None and not (selection.index.diff() > 0).all():
             raise FedloomError(
                 f"{type(order.select).__name__} chose columns that do not ascend. Sort the index "
@@ -434,12 +435,18 @@ class Worker:
         copies = 2 + sum(name != "count" for name in order.optimiser.values)
         memory = copies * resident.layout.trainable * resident.layout.bytes
         memory += batch * (self._saved[shape] + inside)
-        if "data" in order.select.needs and chosen is not None:  # it chose from the whole model
+        if "data" in order.select.needs:  # it chose from the whole model, or measured its norms
+            looked = measured = 0 if chosen is None else chosen.samples
+            if order.together or not self.setting.static:
+                measured = self._share(order.together) if order.together else 0
             each, passing = self._inference
-            measured = chosen.samples if chosen.own_norms else self._share
-            macs += (chosen.samples + (measured if self.setting.static else 0)) * each
+            macs += (looked + measured) * each
             whole = self.setting.layout.size * self.setting.layout.bytes
-            memory = whole + max(memory, min(chosen.samples, LOOKED_AT_ONCE) * passing)
+            passed = min(max(looked, measured), LOOKED_AT_ONCE) * passing
+            if chosen is not None:
+                memory = whole + max(memory, passed)
+            elif passed:
+                memory = max(memory, whole + passed)
         return macs, memory
 
     @cached_property
@@ -475,31 +482,29 @@ class Worker:
         held = block.held
         if held is None:
             return self._whole, row
-        chosen = self._chosen(held.select, held.round, held.client, row, held.last)
+        shared = not held.select.own_norms and self.setting.static and not self.setting.personal
+        together = tuple(self.setting.federation.everybody.tolist()) if shared else ()
+        chosen = self._chosen(held.select, held.round, held.client, row, held.last, together)
         if chosen is None:
             return self._whole, row
         build = chosen.build if chosen.held is None else chosen.held
         return self._on_its_own(chosen.shape, build), row[chosen.index]
 
-    def _settled(self, row: Tensor) -> Tensor:
-        """The model that all share with norms measured on data of everybody, as it is scored, once
-        for all who look at it."""
-        if self._known is None or not torch.equal(self._known[0], row):
+    def _settled(self, row: Tensor, together: tuple[int, ...]) -> Tensor:
+        """A model with norms measured on data of these clients, once for all who look at it."""
+        known = self._known
+        if known is None or known[0] != together or not torch.equal(known[1], row):
             self._whole.load(row)
-            self._measure(self._whole, self._measured_on)
-            self._known = row.clone(), self._whole.read().cpu().clone()
-        return self._known[1]
+            parts = [self._indices(client, "train") for client in together]
+            mixed = stream(self.setting.seed, "static-norm").permutation(np.concatenate(parts))
+            self._measure(self._whole, mixed[:_LOOK])
+            self._known = known = together, row.clone(), self._whole.read().cpu().clone()
+        return known[2]
 
-    @cached_property
-    def _measured_on(self) -> np.ndarray:
-        """Not all samples, as before scoring: it is done in every round."""
-        federation, most = self.setting.federation, self.setting.static_samples
-        return federation.calibration(federation.everybody, min(most or _LOOK, _LOOK))
-
-    @property
-    def _share(self) -> int:
-        """The samples of which each client measures the norms of the shared model."""
-        return math.ceil(len(self._measured_on) / len(self.setting.federation.everybody))
+    def _share(self, together: tuple[int, ...]) -> int:
+        """The samples that each of them runs for that."""
+        total = sum(self.setting.federation.size(client, "train") for client in together)
+        return math.ceil(min(total, _LOOK) / len(together))
 
     def _on_its_own(self, shape: Hashable, build: Callable[[], nn.Module]) -> Resident:
         """A sub-model that is used and not trained."""
@@ -615,15 +620,29 @@ class Worker:
         return kernels_for(self._kernels, module, layout, s.dataset.shape, s.tokens)
 
     def _chosen(
-        self, select: Select, round: int, client: int, row: Tensor, last: Last | None
+        self,
+        select: Select,
+        round: int,
+        client: int,
+        row: Tensor,
+        last: Last | None,
+        together: tuple[int, ...] = (),
     ) -> Selection | None:
-        found = select.choose(self._ask(select, round, client, row, last))
+        found = select.choose(self._ask(select, round, client, row, last, together))
         chosen = returned_if_any(select, "choose", found, Selection)
         if chosen is not None:
             returned(select, "choose", chosen.index, Tensor, "as index of its Selection")
         return chosen
 
-    def _ask(self, select: Select, round: int, client: int, row: Tensor, last: Last | None) -> Ask:
+    def _ask(
+        self,
+        select: Select,
+        round: int,
+        client: int,
+        row: Tensor,
+        last: Last | None,
+        together: tuple[int, ...],
+    ) -> Ask:
         s, needs = self.setting, select.needs
 
         @cache  # a selector may look more than once
@@ -645,7 +664,7 @@ class Worker:
             last=last if "last" in needs else None,
             scores=self._looker if {"data", "public"} & needs else None,
             asked=self._asked,
-            settled=partial(self._settled, row) if s.static and not s.personal else None,
+            settled=partial(self._settled, row, together) if together else None,
         )
 
     @cached_property

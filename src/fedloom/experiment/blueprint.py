@@ -15,9 +15,10 @@ from fedloom.layout import Layout
 from fedloom.methods.registry import MethodOptions, configure
 from fedloom.models import build
 from fedloom.models.counts import LayerCost, forward_macs, layer_costs, saved_bytes, training_macs
+from fedloom.models.norm import has_measured_norm
 from fedloom.round.encode import encoding
 from fedloom.round.plan import Manifest, Plan
-from fedloom.select import Channels, Ordered, Prefix
+from fedloom.select import Channels, Ordered, Prefix, Whole
 from fedloom.select.verify import verify
 
 _PUBLIC = 1000  # images of the public set, where none is named
@@ -39,7 +40,10 @@ def manifest(
     module = build(model_factory(model), shape, classes, options=options)
     public = _PUBLIC if made.needs("public") else 0
     sizes = Sizes(Layout.of(module, made.local.extras), classes, public)
-    return Manifest.of(made, sizes, Plan.of(made, sizes), encoding(encode))
+    plan, every = Plan.of(made, sizes), not isinstance(made.select, Whole)
+    shares = not made.select.own_norms and not plan.personal and has_measured_norm(module, every)
+    norms = sizes.layout.norm_bytes if shares else 0
+    return Manifest.of(made, sizes, plan, encoding(encode), norms=norms)
 
 
 @dataclass(frozen=True)

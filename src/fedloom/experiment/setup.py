@@ -82,6 +82,13 @@ class Experiment:
     path: str = "torch"  # which kernels run the clients' training, and why
 
     @property
+    def shares_norms(self) -> bool:
+        """Whether clients measure a model's norms together before some look at it."""
+        setting = self.engine.setting
+        shared = not self.method.select.own_norms and not setting.personal
+        return shared and setting.static and bool((self.capacities < 1).any())
+
+    @property
     def manifest(self) -> dict[str, Any]:
         """What leaves a client, what stays with it and what the server keeps, with bytes."""
         sizes = Sizes(
@@ -93,7 +100,8 @@ class Experiment:
         if config.participants < config.clients or config.faults != "none":
             strangers.append(LATECOMERS)
         written = self.state.post.encoding
-        found = Manifest.of(self.method, sizes, self.state.plan, written, strangers)
+        norms = self.layout.norm_bytes if self.shares_norms else 0
+        found = Manifest.of(self.method, sizes, self.state.plan, written, strangers, norms)
         return {"method": self.config.method, "encoding": self.config.encode, **found.plain()}
 
     def facts(self, needs: Collection[str]) -> dict[str, np.ndarray]:

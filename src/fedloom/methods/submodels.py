@@ -169,10 +169,10 @@ class FedDSE(_Width):
     samples: int | None = Field(
         None, ge=1, description="samples of the client's data to run; none: all"
     )
-    norms: Literal["all", "own"] = Field(
-        "all",
-        description="whose data measures static norms before a client looks: all clients', as for "
-        "scoring (of a model of its own: its own), or its own",
+    norms: Literal["shared", "own"] = Field(
+        "shared",
+        description="whose data measures batch norms before clients look at the model: that of all "
+        "who take part in the round, if they share it; or each its own",
     )
 
     def _select(self) -> Select:

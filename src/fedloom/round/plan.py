@@ -146,14 +146,16 @@ class Manifest:
         plan: Plan,
         encoding: Encoding | None = None,
         strangers: Sequence[str] = (NEWCOMERS,),
+        norms: int = 0,
     ) -> Manifest:
-        """`strangers`: when a model is needed for somebody without a private part, and for whom."""
+        """`strangers`: when a model is needed for somebody without a private part, and for whom;
+        `norms`: bytes of norm statistics that clients measure together before they look."""
         nodes, written = not method.topology.server, encoding or Float32()
         if method.silent:
             written = Float32()
         return Manifest(
-            leaves=tuple(_leaves(method, sizes, plan, written, strangers)),
-            told=tuple(_told(method, sizes, plan, written)),
+            leaves=(*_leaves(method, sizes, plan, written, strangers), *_norms("its", norms)),
+            told=(*_told(method, sizes, plan, written), *_norms("everybody's", norms)),
             stays=tuple(_stays(method, sizes, plan, written)),
             server=() if nodes else tuple(_server(method, sizes, plan)),
         )
@@ -186,10 +188,6 @@ def _leaves(
         if plan.sends_choice:
             yield Line("choice", "which channels it trained, of each group a bit for every channel "
                        "or the numbers of those chosen")  # fmt: skip
-    if not method.select.own_norms and not plan.personal:
-        yield Line("norms", "mean and variance of what static norms see of its data, if the model "
-                   "has such norms, for the statistics of all; also of clients that do not train "
-                   "in the round")  # fmt: skip
     for name in plan.sends:
         kind = method.local.sends[name]
         yield Line(name, _kind(kind), beside.size(_size(kind, sizes)))
@@ -205,6 +203,11 @@ def _leaves(
     elif method.newcomer.needs_private and plan.personal and strangers:
         why = f"{' and '.join(strangers)} ({type(method.newcomer).__name__})"
         yield Line("private part", why, _PLAIN.size(len(plan.private)))
+
+
+def _norms(whose: str, size: int) -> Iterator[Line]:
+    if size:
+        yield Line("norms", f"mean and variance of what batch norms see of {whose} data", size)
 
 
 def _told(method: Method, sizes: Sizes, plan: Plan, written: Encoding) -> Iterator[Line]:

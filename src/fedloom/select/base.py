@@ -73,19 +73,19 @@ class Ask:
     strongest: float = 1.0  # capacity of all clients
     scores: Scores | None = None
     asked: Answers | None = None
-    settled: Callable[[], Tensor] | None = None  # the row with the norms of a shared model measured
+    settled: Callable[[], Tensor] | None = None  # the row with norms that all measured together
 
     def load(self, row: Tensor | None = None) -> nn.Module:
         """The client's whole model, or another row of it, to look at and not to train."""
         module = self.module if self.channels is None else self.channels.module
         return self.layout.load(module.to(self.module_device), self.row if row is None else row)
 
-    def activations(self, x: Tensor, own_norms: bool = True) -> list[np.ndarray]:
+    def activations(self, x: Tensor) -> list[np.ndarray]:
         """By group: the mean activation of every channel of the client's whole model, with norms
-        measured on these samples, or, of a model that all share, on all clients' data."""
+        measured on these samples, or as the selector says (`own_norms`)."""
         assert self.channels is not None
-        own = own_norms or self.settled is None
-        row = self.row if self.settled is None or own_norms else self.settled()
+        own = self.settled is None
+        row = self.row if self.settled is None else self.settled()
         if self.scores is not None and self.scores.takes(x):
             return self.scores.activations(row, x, own)
         return activations(self.load(row), self.channels, x, own)
@@ -130,7 +130,6 @@ class Selection:
     build: Callable[[], nn.Module]
     channels: Channels | None = None
     samples: int = 0  # that the client ran through the whole model to choose
-    own_norms: bool = True  # ... after measuring its norms on them
     held: Callable[[], nn.Module] | None = None
 
 
@@ -144,8 +143,8 @@ class Select:
     `follows`: the choice follows from capacity and round, so that no message has to tell it.
     `measures`: each client also trains the whole model, for the record only, to tell how far its
     sub-model's gradient and update are from the whole's.
-    `own_norms`: what it looks at on a client, it looks at with norms of that client's data;
-    without, a shared model has the statistics of all clients' data.
+    `own_norms`: what it looks at on a client, it looks at with norms measured on that client's
+    data; without, those of a shared model are measured by all who take part in the round together.
     `model_options` are what it needs the model to be built with.
     """
 

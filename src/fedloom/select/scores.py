@@ -4,7 +4,7 @@ The activation of a channel is what its layer's own non-linearity gives, behind 
 any pooling (S2 §3.2.1); where a model takes a maximum first, as it may for a function that never
 falls, the two change places here. Channels that several layers make, as those that are added up in
 residual blocks, get the mean of all. Norm statistics are measured on the same data first, unless
-they are said to be right: with those of one client's data a norm takes out what sets it apart.
+the model comes with them: with those of one client's data a norm takes out what sets it apart.
 """
 
 from __future__ import annotations

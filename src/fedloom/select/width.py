@@ -48,7 +48,6 @@ class Width(Select):
             build=partial(channels.build, counts, scale),
             channels=channels.narrow(counts) if self.nested else None,
             samples=self.looked_at(ask),
-            own_norms=self.own_norms or ask.settled is None,
             held=partial(channels.build, counts, scale, always=True) if scale != 1 else None,
         )
 
@@ -116,8 +115,8 @@ class ByActivation(Width):
     """FedDSE (S2 Algorithms 3.1, 3.2): the channels that the client's own data activate most.
 
     T = 0 takes the largest |h_i|; T > 0 draws without replacement with p(i) = softmax(h_i / T).
-    Norms have the statistics that a shared model is scored with, of all clients' data, or, with
-    `own_norms`, those of the client's own, in which clients look more alike than they are.
+    Norms of a shared model have statistics of the data of all who take part in the round, or, with
+    `own_norms`, of the client's own, with which clients look more alike than they are.
     """
 
     temperature: float = 0.0
@@ -132,7 +131,7 @@ class ByActivation(Width):
         if self.samples is not None and len(x) > self.samples:
             some = ask.stream("inference").permutation(len(x))[: self.samples]
             x = x[torch.from_numpy(some).to(x.device)]
-        found = ask.activations(x, self.own_norms)
+        found = ask.activations(x)
         rng = ask.stream("channels")
         return [
             _largest(np.abs(h), k) if self.temperature == 0 else draw(h / self.temperature, k, rng)
