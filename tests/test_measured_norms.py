@@ -10,6 +10,7 @@ from torch import nn
 
 from fedloom.data.dataset import from_arrays
 from fedloom.data.public import PublicSet
+from fedloom.engine.base import Held
 from fedloom.engine.batches import Source
 from fedloom.engine.worker import Worker
 from fedloom.experiment.config import make_config
@@ -160,8 +161,8 @@ def looked(kernels, **options):
     setting = x.engine.setting
 
     def chosen(row, client):
-        together = (0, 1) if x.shares_norms else ()
-        found = x.engine.worker._chosen(x.method.select, 1, client, row, None, together)
+        together = (0, 1) if setting.shares_norms else ()
+        found = x.engine.worker._chosen(Held(client, 1, x.method.select), row, together)
         return setting.channels.kept(setting.layout, found.index)[0].tolist()
 
     return x.state.server.shared, chosen

@@ -50,7 +50,7 @@ class Setting:
     submodels: bool = False  # some train a part of the model: all its tracked norms are measured
     static: bool = False  # the model has norms whose statistics are measured before scoring
     static_samples: int | None = 5000
-    personal: bool = False  # clients have models of their own
+    shares_norms: bool = False  # clients measure them together before some look at a shared model
     channels: Channels | None = None  # of the model, where sub-models are made of them
     public: PublicSet | None = None  # for parts that look at it
     tokens: bool = False  # the model looks the data up, so they are not normalised

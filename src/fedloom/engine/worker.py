@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedloom.data.public import PublicSet
 from fedloom.engine import asked
 from fedloom.engine.base import BLOCK, Block, Done, Order, Scored, Setting, Tally
+from fedloom.engine.base import Held as HeldPart
 from fedloom.engine.batches import SCORE_BATCH, PublicShelf, Shelf, Source
 from fedloom.engine.kernels import kernels_for, masks_logits, meta_steps, update_of, whole_steps
 from fedloom.engine.looking import Looker
@@ -44,7 +45,7 @@ from fedloom.models.strided import tame_strides
 from fedloom.models.viewed import tame_views
 from fedloom.native.net import Held, Native, Pictures
 from fedloom.returned import returned, returned_if_any
-from fedloom.select import Ask, Last, Select, Selection, Whole
+from fedloom.select import Ask, Last, Selection, Whole
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
 
@@ -111,7 +112,8 @@ class Worker:
         model = row[: s.layout.size]
         selection = None
         if type(order.select) is not Whole:
-            selection = self._chosen(order.select, order.round, client, model, last, order.together)
+            mine = HeldPart(client, order.round, order.select, last)
+            selection = self._chosen(mine, model, order.together)
         if selection is not None and not (selection.index.diff() > 0).all():
             raise FedloomError(
                 f"{type(order.select).__name__} chose columns that do not ascend. Sort the index "
@@ -482,9 +484,8 @@ class Worker:
         held = block.held
         if held is None:
             return self._whole, row
-        shared = not held.select.own_norms and self.setting.static and not self.setting.personal
-        together = tuple(self.setting.federation.everybody.tolist()) if shared else ()
-        chosen = self._chosen(held.select, held.round, held.client, row, held.last, together)
+        everybody = self.setting.federation.everybody.tolist()
+        chosen = self._chosen(held, row, tuple(everybody) if self.setting.shares_norms else ())
         if chosen is None:
             return self._whole, row
         build = chosen.build if chosen.held is None else chosen.held
@@ -620,48 +621,35 @@ class Worker:
         return kernels_for(self._kernels, module, layout, s.dataset.shape, s.tokens)
 
     def _chosen(
-        self,
-        select: Select,
-        round: int,
-        client: int,
-        row: Tensor,
-        last: Last | None,
-        together: tuple[int, ...] = (),
+        self, held: HeldPart, row: Tensor, together: tuple[int, ...] = ()
     ) -> Selection | None:
-        found = select.choose(self._ask(select, round, client, row, last, together))
+        select = held.select
+        found = select.choose(self._ask(held, row, together))
         chosen = returned_if_any(select, "choose", found, Selection)
         if chosen is not None:
             returned(select, "choose", chosen.index, Tensor, "as index of its Selection")
         return chosen
 
-    def _ask(
-        self,
-        select: Select,
-        round: int,
-        client: int,
-        row: Tensor,
-        last: Last | None,
-        together: tuple[int, ...],
-    ) -> Ask:
-        s, needs = self.setting, select.needs
+    def _ask(self, held: HeldPart, row: Tensor, together: tuple[int, ...]) -> Ask:
+        s, needs, client = self.setting, held.select.needs, held.client
 
         @cache  # a selector may look more than once
         def data(part: str) -> Batch:
             return self._train.batch(self._indices(client, part))
 
         return Ask(
-            round=round,
+            round=held.round,
             client=client,
             capacity=float(s.capacities[client]),
             layout=s.layout,
             row=row,
             module=self._whole.module,
-            stream=lambda *names: stream(s.seed, *names, round, client),
+            stream=lambda *names: stream(s.seed, *names, held.round, client),
             data=data if "data" in needs else None,
             channels=s.channels,
             strongest=float(s.capacities[: s.federation.n_clients].max()),
             public=self._public if "public" in needs else None,
-            last=last if "last" in needs else None,
+            last=held.last if "last" in needs else None,
             scores=self._looker if {"data", "public"} & needs else None,
             asked=self._asked,
             settled=partial(self._settled, row, together) if together else None,

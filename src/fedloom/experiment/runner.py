@@ -170,10 +170,11 @@ class Runner:
         state, clients = x.state, opening.contacts.participants
         state.kept.forget(opening.contacts.forgotten)
         told = state.post.told(state.server.tell())
+        shares_norms = x.engine.setting.shares_norms
         order = Order(x.method.local, x.budget, opening.optimiser, t, x.method.select,
                     sections=state.plan.sections or None,
                     screened=config.on_bad == "skip",
-                    together=tuple(clients.tolist()) if x.shares_norms else ())  # fmt: skip
+                    together=tuple(clients.tolist() if shares_norms else ()))  # fmt: skip
         done = state.clients.train(order, clients, told, state.server.lasts(clients))
         senders = x.method.mix.senders(t, clients, opening.stream)
         senders = returned(x.method.mix, "senders", senders, np.ndarray)
@@ -309,7 +310,7 @@ class Runner:
         indexes = whole if chosen_there else state.plan.inside(done.trained.indexes)
         if mix.home == "server":
             down = state.post.down(told, indexes)
-            if x.shares_norms:  # each sends those of its data, and gets those of all
+            if x.engine.setting.shares_norms:  # each sends those of its data, and gets those of all
                 up += x.layout.norm_bytes
                 down += x.layout.norm_bytes
             if x.method.first == "mean":  # private parts travel as well, for the average of them

@@ -82,13 +82,6 @@ class Experiment:
     path: str = "torch"  # which kernels run the clients' training, and why
 
     @property
-    def shares_norms(self) -> bool:
-        """Whether clients measure a model's norms together before some look at it."""
-        setting = self.engine.setting
-        shared = not self.method.select.own_norms and not setting.personal
-        return shared and setting.static and bool((self.capacities < 1).any())
-
-    @property
     def manifest(self) -> dict[str, Any]:
         """What leaves a client, what stays with it and what the server keeps, with bytes."""
         sizes = Sizes(
@@ -100,7 +93,7 @@ class Experiment:
         if config.participants < config.clients or config.faults != "none":
             strangers.append(LATECOMERS)
         written = self.state.post.encoding
-        norms = self.layout.norm_bytes if self.shares_norms else 0
+        norms = self.layout.norm_bytes if self.engine.setting.shares_norms else 0
         found = Manifest.of(self.method, sizes, self.state.plan, written, strangers, norms)
         return {"method": self.config.method, "encoding": self.config.encode, **found.plain()}
 
@@ -585,6 +578,8 @@ def _engine(
     native: bool,
 ) -> Engine:
     beside = plan.own_sections(method)
+    static = has_measured_norm(built.module, built.submodels)
+    shared = not method.select.own_norms and not plan.personal and (dealt.capacities < 1).any()
     setting = Setting(
         build=built.make,
         layout=built.layout,
@@ -598,9 +593,9 @@ def _engine(
         width=max(plan.sections.width, 0 if beside is None else beside.width),
         pools=method.topology.pools,
         submodels=built.submodels,
-        static=has_measured_norm(built.module, built.submodels),
+        static=static,
         static_samples=config.static_samples,
-        personal=plan.personal,
+        shares_norms=static and bool(shared),
         channels=built.channels,
         public=dealt.public if "public" in method.select.needs | method.local.needs else None,
         tokens=built.tokens,
