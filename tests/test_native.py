@@ -307,10 +307,10 @@ def test_images_are_measured_in_pieces_without_a_single_one():
 def test_a_pass_without_a_way_back_takes_little_memory():
     net = build("resnet18", (3, 32, 32), 10, options={"width": 8})
     native = Native(net, Layout.of(net), (3, 32, 32))
-    assert native.measures(True, 63)
+    assert native.measures(True, 255)
     made, each = native._measuring[True]
-    passing, whole = native_net._measurer(made, 64, native._number), native.program(64, True)
-    assert 64 * each <= passing.bytes < whole.bytes / 2
+    passing, whole = native_net._measurer(made, 256, native._number), native.program(256, True)
+    assert 256 * each <= passing.bytes < whole.bytes / 2
     assert not native.measures(True, 2**13)  # more than such a pass may take
     for _ in range(3):  # sub-models of many shapes take turns
         other = Native(net, native.layout, (3, 32, 32))
@@ -1030,7 +1030,7 @@ def test_a_resumed_run_keeps_its_kernels(in_tmp):
 def test_a_run_is_not_resumed_with_other_kernels_unasked(in_tmp, monkeypatch):
     fedloom.run("fedavg", clients=3, rounds=1, out=in_tmp / "a")
     monkeypatch.setattr(engine_kernels, "right", lambda number: False)
-    with pytest.raises(FedloomError, match=r"was computed by.*--kernels torch"):
+    with pytest.raises(FedloomError, match=r"was computed by.*--kernels native"):
         fedloom.run(resume=True, rounds=2, out=in_tmp / "a")
     went_on = fedloom.run(fork=in_tmp / "a", rounds=2, kernels="torch", out=in_tmp / "b")
     assert went_on.kernels.startswith("torch")
@@ -1079,6 +1079,54 @@ def test_the_self_test_passes_and_notices_an_error(number, monkeypatch):
     whole = Native.__call__
     monkeypatch.setattr(Native, "__call__", lambda *a, **k: whole(*a, **k) * 1.001)
     assert not selftest.passes(number)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("has", "wide", "passes", "found"), [
+    (7, 1, True, "avx512"), (7, 0, True, "avx2"), (7, 1, False, "avx2"), (3, 0, True, "avx2"),
+])  # fmt: skip
+def test_avx512_is_used_where_its_units_are_wide_and_it_computes_the_right_thing(
+    monkeypatch, has, wide, passes, found
+):
+    class Compiled:
+        def fl_supported(self):
+            return has
+
+        def fl_wide(self):
+            return wide
+
+    monkeypatch.setattr(native_library, "library", Compiled)
+    monkeypatch.setattr(native_library, "right", lambda number: passes)
+    assert SETS[native_library.instructions.__wrapped__()][0] == found
+
+
+@needs_kernels
+def test_kernels_are_tried_once_and_those_that_failed_again(in_tmp, monkeypatch):
+    from fedloom.native import selftest
+
+    monkeypatch.setenv("FEDLOOM_STATE", str(in_tmp / "state"))
+    number, right = HERE[0], native_library.right.__wrapped__
+    monkeypatch.setattr(native_library, "AVX2", None)  # whichever is here has to be tried
+    tried = []
+
+    def passes(number, verdict):
+        tried.append(number)
+        return verdict
+
+    monkeypatch.setattr(selftest, "passes", lambda number: passes(number, False))
+    assert not right(number)
+    assert not right(number)
+    assert len(tried) == 2
+    monkeypatch.setattr(selftest, "passes", lambda number: passes(number, True))
+    assert right(number)
+    assert right(number)
+    assert len(tried) == 3
+    monkeypatch.setattr(native_library, "_fingerprint", lambda: "of another CPU")
+    assert right(number)
+    assert len(tried) == 4
+    (in_tmp / "state" / "kernels").unlink()
+    (in_tmp / "state").chmod(0o500)  # a folder that can't be written costs another try, no more
+    assert right(number)
 
 
 @needs_kernels

@@ -43,6 +43,19 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", text)
 
 
+def state_folder() -> Path:
+    """What is kept for this user: in $FEDLOOM_STATE, else in the platform's place."""
+    if chosen := os.environ.get("FEDLOOM_STATE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "fedloom"
+
+
 def is_temporary(path: Path) -> bool:
     """Whether this is what `atomic_file` leaves behind if the process is killed."""
     return _TEMPORARY.fullmatch(path.name) is not None

@@ -55,8 +55,9 @@ def resolve(
         if before != "torch" and available(before) == "torch":
             raise FedloomError(
                 f"This run was computed by fedloom's own kernels for {before}, which can't run "
-                f"here: {_unavailable(before)}. Resume it where they run, or fork it with "
-                "torch's, which round differently: fedloom run --fork RUN --kernels torch."
+                f"here: {_unavailable(_ours(before))}. Resume it where they run, or fork it with "
+                "others, which round differently: fedloom run --fork RUN --kernels "
+                f"{'torch' if instructions() is None else 'native'}."
             )
         return before
     if choice == "torch":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from fedloom.errors import FedloomError, unknown
+from fedloom.files import state_folder
 from fedloom.methods.registry import MethodOptions, find
 from fedloom.models import Factory
 from fedloom.tasks import Loss
@@ -67,19 +67,6 @@ def _remembered() -> set[str]:
 def _list() -> Path:
     """Where the fingerprints of files that this user trusts are."""
     return state_folder() / "trusted"
-
-
-def state_folder() -> Path:
-    """What is kept for this user: in $FEDLOOM_STATE, else in the platform's place."""
-    if chosen := os.environ.get("FEDLOOM_STATE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    else:
-        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "fedloom"
 
 
 def _digest(content: bytes) -> str:

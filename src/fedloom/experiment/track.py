@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedloom.errors import FedloomError, unknown
-from fedloom.experiment.plugins import state_folder
 from fedloom.experiment.settings import Config
 from fedloom.experiment.store import RunStore
-from fedloom.files import atomic_file, locked
+from fedloom.files import atomic_file, locked, state_folder
 
 PROJECT = "fedloom"  # where MLflow and W&B put runs, unless their own variables say otherwise
 _EVERY_ROUND = "train_loss"  # a scalar that every round has

@@ -483,6 +483,16 @@ int fl_supported() {
 #endif
 }
 
+// Whether this CPU's units for AVX-512 are as wide as its vectors: Intel's since Ice Lake. Earlier ones lower their clock
+// for AVX-512, and AMD's Zen 4 takes two turns for a vector.
+int fl_wide() {
+#if defined(__x86_64__)
+    return (fl_supported() & 4) && __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512vbmi2");
+#else
+    return 0;
+#endif
+}
+
 long fl_sizes(int which) {
     const long sizes[] = {sizeof(Op), sizeof(Value), sizeof(Update), sizeof(Batches)};
     return sizes[which];
@@ -1356,8 +1366,16 @@ FN void mat_tile(const float* w, long wo, long wi, const float* x, long xi, long
 typedef void (*Mat)(const float*, long, long, const float*, long, long, long, float*, long, long, bool);
 #define MATS(O) {mat_tile<O, 1>, mat_tile<O, 2>, mat_tile<O, 3>, mat_tile<O, 4>}
 const Mat mats[3][4] = {MATS(1), MATS(2), MATS(3)};
-const Mat wide[4] = {mat_tile<12, 1>, mat_tile<6, 2>, mat_tile<4, 3>, mat_tile<3, 4>};
-const long wide_of[4] = {12, 6, 4, 3};
+// As many outputs as registers hold; AVX-512 has twice as many, and takes half of that where fewer are left.
+#if LANES == 16
+const Mat wide[2][4] = {{mat_tile<16, 1>, mat_tile<12, 2>, mat_tile<8, 3>, mat_tile<6, 4>},
+                        {mat_tile<12, 1>, mat_tile<6, 2>, mat_tile<4, 3>, mat_tile<3, 4>}};
+const long wide_of[2][4] = {{16, 12, 8, 6}, {12, 6, 4, 3}};
+#else
+const Mat wide[1][4] = {{mat_tile<12, 1>, mat_tile<6, 2>, mat_tile<4, 3>, mat_tile<3, 4>}};
+const long wide_of[1][4] = {{12, 6, 4, 3}};
+#endif
+const int WIDTHS = sizeof wide_of / sizeof *wide_of;
 
 // out[block][o] (+)= Σ_i w[o, i] x[block][i], for m outputs of n inputs.
 FN void mat(const float* w, long wo, long wi, const float* x, long n, float* out, long m, long blocks, bool more) {
@@ -1367,9 +1385,10 @@ FN void mat(const float* w, long wo, long wi, const float* x, long n, float* out
         P = left == 5 ? 3 : std::min<long>(4, left);
         for (long i = 0; i < n || i == 0; i += chunk)
             for (long o = 0, t; o < m; o += t) {
-                const bool full = m - o >= wide_of[P - 1];
-                t = full ? wide_of[P - 1] : std::min<long>(3, m - o);
-                (full ? wide[P - 1] : mats[t - 1][P - 1])(w + o * wo + i * wi, wo, wi, x + q * n * L + i * L, L, n * L,
+                int k = 0;
+                while (k < WIDTHS && m - o < wide_of[k][P - 1]) k++;
+                t = k < WIDTHS ? wide_of[k][P - 1] : std::min<long>(3, m - o);
+                (k < WIDTHS ? wide[k][P - 1] : mats[t - 1][P - 1])(w + o * wo + i * wi, wo, wi, x + q * n * L + i * L, L, n * L,
                                                          std::min(chunk, n - i), out + q * m * L + o * L, L, m * L, more || i);
             }
     }
@@ -1511,9 +1530,9 @@ FN void outer_by(const float* d, long m, const float* turned, long n, long block
     const long pitch = padded(n);
     for (long i = 0; i < n; i += 4 * L)
         for (long o = 0, t; o < m; o += t) {
-            t = tile(m - o);
+            t = L == 16 && m - o >= 6 ? 6 : tile(m - o);
             const long at = o * n + i;
-            (t == 3 ? outer_tile<3, WAY> : t == 2 ? outer_tile<2, WAY> : outer_tile<1, WAY>)(
+            (t == 6 ? outer_tile<L == 16 ? 6 : 3, WAY> : t == 3 ? outer_tile<3, WAY> : t == 2 ? outer_tile<2, WAY> : outer_tile<1, WAY>)(
                 d + o * L, m, turned + i, pitch, blocks, g + at, WAY == MOVE_ON ? velocity + at : g, n, n - i, r);
         }
 }

@@ -1,17 +1,21 @@
 """The compiled kernels, if there are any, and which of them this CPU can run.
 
-Which instruction set is used is a fixed rule: AVX2 on x86-64, so that all such machines compute the
-same bits; NEON on 64-bit ARM. AVX-512 is there for those who ask for it. AVX2 is what the tests run
-on; the others are compiled from the same source, and are used only if they pass a self-test first.
+Which instruction set is used is a fixed rule of the CPU, so that CPUs of a kind compute the same
+bits: AVX-512 on x86-64 where its units are as wide as its vectors, else AVX2; NEON on 64-bit ARM.
+All but AVX2's are used only if they pass a self-test first.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from fedloom.files import state_folder
 
 #: instruction sets by number, as in kernels.cpp, with the number of samples in a vector
 SETS = {0: ("plain", 4), 1: ("avx2", 8), 2: ("avx512", 16)}
@@ -22,6 +26,7 @@ _P, _I, _L, _F, _D = (
 )  # fmt: skip
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fl_supported": (_I, []),
+    "fl_wide": (_I, []),
     "fl_sizes": (_L, [_I]),
     "fl_make": (_P, [_I, _P, _I, _P, _I, _P, _I, _L]),
     "fl_free": (None, [_P]),
@@ -77,6 +82,8 @@ def instructions() -> int | None:
     lib = library()
     if lib is None:
         return None
+    if lib.fl_wide() and right(AVX512):
+        return AVX512
     if lib.fl_supported() & 1 << AVX2:
         return AVX2
     return PLAIN if platform.machine() in ("aarch64", "arm64") and right(PLAIN) else None
@@ -90,10 +97,33 @@ def supported(number: int) -> bool:
 
 @cache
 def right(number: int) -> bool:
-    """Whether kernels compute the right thing here: AVX2's are known to, others are tried."""
+    """Whether kernels compute the right thing here: AVX2's are known to, others are tried on first
+    use. That they passed is remembered for these kernels on this CPU."""
+    if not supported(number) or number == AVX2:
+        return supported(number)
+    file, line = state_folder() / "kernels", f"{SETS[number][0]} {_fingerprint()}"
+    with suppress(OSError):
+        if line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            return True
     from fedloom.native.selftest import passes
 
-    return supported(number) and (number == AVX2 or passes(number))
+    if not passes(number):
+        return False
+    with suppress(OSError):  # then it is tried again next time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as out:
+            out.write(f"{line}\n")
+    return True
+
+
+def _fingerprint() -> str:
+    """Of the compiled kernels and this CPU."""
+    lib, cpu = library(), platform.processor()
+    assert lib is not None
+    with suppress(OSError, StopIteration):  # which names it better, on Linux
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next(line for line in lines if line.startswith("model name"))
+    return hashlib.sha256(Path(lib._name).read_bytes() + cpu.encode()).hexdigest()
 
 
 def why_not() -> str:
