@@ -75,6 +75,7 @@ class Contest:
         self._name, self._folder = f"{name} on {workload}", tempfile.TemporaryDirectory()
         self._weights, self._log = (Path(self._folder.name) / n for n in ("weights.npy", "log"))
         self._source, where = None, dict(os.environ)
+        where.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages keep theirs in any case
         contestant = name.replace(BEFORE, OURSELVES)
         if against is not None and name.startswith(BEFORE):
             self._source = against / "src"

@@ -810,6 +810,10 @@ INLINE vf relu(vf v) { return v < vf{} ? vf{} : v; }  // NaN stays NaN
 // Outputs are computed three at a time, the rest as 2 + 2, 2 or 1.
 INLINE long tile(long left) { return left > 4 || left == 3 ? 3 : left == 4 ? 2 : left; }
 
+// In products of matrices AVX-512, which has twice as many registers, takes six.
+constexpr int TALL = LANES == 16 ? 6 : 3;
+INLINE long tall(long left) { return TALL > 3 && left >= TALL ? TALL : tile(left); }
+
 FN long blocks_of(const Program* p) { return (p->n + L - 1) / L; }
 
 // 1 for samples that are there, 0 for the lanes that fill up the last block.
@@ -1365,7 +1369,11 @@ FN void mat_tile(const float* w, long wo, long wi, const float* x, long xi, long
 
 typedef void (*Mat)(const float*, long, long, const float*, long, long, long, float*, long, long, bool);
 #define MATS(O) {mat_tile<O, 1>, mat_tile<O, 2>, mat_tile<O, 3>, mat_tile<O, 4>}
+#if LANES == 16
+const Mat mats[6][4] = {MATS(1), MATS(2), MATS(3), {}, {}, MATS(6)};
+#else
 const Mat mats[3][4] = {MATS(1), MATS(2), MATS(3)};
+#endif
 // As many outputs as registers hold; AVX-512 has twice as many, and takes half of that where fewer are left.
 #if LANES == 16
 const Mat wide[2][4] = {{mat_tile<16, 1>, mat_tile<12, 2>, mat_tile<8, 3>, mat_tile<6, 4>},
@@ -1530,9 +1538,9 @@ FN void outer_by(const float* d, long m, const float* turned, long n, long block
     const long pitch = padded(n);
     for (long i = 0; i < n; i += 4 * L)
         for (long o = 0, t; o < m; o += t) {
-            t = L == 16 && m - o >= 6 ? 6 : tile(m - o);
+            t = tall(m - o);
             const long at = o * n + i;
-            (t == 6 ? outer_tile<L == 16 ? 6 : 3, WAY> : t == 3 ? outer_tile<3, WAY> : t == 2 ? outer_tile<2, WAY> : outer_tile<1, WAY>)(
+            (t == TALL ? outer_tile<TALL, WAY> : t == 3 ? outer_tile<3, WAY> : t == 2 ? outer_tile<2, WAY> : outer_tile<1, WAY>)(
                 d + o * L, m, turned + i, pitch, blocks, g + at, WAY == MOVE_ON ? velocity + at : g, n, n - i, r);
         }
 }
@@ -1723,7 +1731,7 @@ FN void few_products(const Tiles& t, const float* kernels, long wo, long wi, con
                      long outputs, float* to) {
     for (long z = 0; z < t.points; z++, kernels += t.kernels, inputs += t.inputs, to += t.products)
         for (long o = 0, n; o < outputs; o += n) {
-            n = tile(outputs - o);
+            n = tall(outputs - o);
             for (long k = 0; k < count; k += SIDE_BY_SIDE)
                 mats[n - 1][std::min(SIDE_BY_SIDE, count - k) - 1](
                     kernels + o * wo, wo, wi, inputs + (at + k) * channels * L, SIDE_BY_SIDE * L, L, channels,
