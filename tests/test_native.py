@@ -1027,10 +1027,28 @@ def test_a_resumed_run_keeps_its_kernels(in_tmp):
 
 
 @needs_kernels
+@pytest.mark.parametrize("asked", ["auto", "native"])
+def test_a_resumed_run_keeps_its_instruction_set(asked, monkeypatch):
+    """Also where the CPU has a better one, or it was begun by a version that took another."""
+    cpu, last, first = torch.device("cpu"), SETS[HERE[-1]][0], SETS[HERE[0]][0]
+    monkeypatch.setattr(engine_kernels, "instructions", lambda: HERE[-1])
+    monkeypatch.setattr(engine_kernels, "right", lambda number: True)
+    assert resolve(asked, cpu, "fp32", first) == first
+    assert resolve("native", cpu, "fp32", f"{first}+torch") == first
+    assert resolve("native", cpu, "fp32", "torch") == last
+    monkeypatch.setattr(engine_kernels, "right", lambda number: number != HERE[0])
+    with pytest.raises(FedloomError, match=f"kernels for {first}, which can't.*--kernels {last}"):
+        resolve(asked, cpu, "fp32", f"{first}+torch")
+    with pytest.raises(FedloomError, match=f"--kernels {last}"):
+        resolve(first, cpu, "fp32", first)
+    assert resolve(last, cpu, "fp32", first) == last  # a fork, as the sentence says
+
+
+@needs_kernels
 def test_a_run_is_not_resumed_with_other_kernels_unasked(in_tmp, monkeypatch):
     fedloom.run("fedavg", clients=3, rounds=1, out=in_tmp / "a")
     monkeypatch.setattr(engine_kernels, "right", lambda number: False)
-    with pytest.raises(FedloomError, match=r"was computed by.*--kernels native"):
+    with pytest.raises(FedloomError, match=r"was computed by.*--kernels \w+"):
         fedloom.run(resume=True, rounds=2, out=in_tmp / "a")
     went_on = fedloom.run(fork=in_tmp / "a", rounds=2, kernels="torch", out=in_tmp / "b")
     assert went_on.kernels.startswith("torch")
@@ -1121,12 +1139,16 @@ def test_kernels_are_tried_once_and_those_that_failed_again(in_tmp, monkeypatch)
     assert right(number)
     assert right(number)
     assert len(tried) == 3
-    monkeypatch.setattr(native_library, "_fingerprint", lambda: "of another CPU")
+    monkeypatch.setattr(native_library, "_fingerprint", lambda number: "of another CPU")
     assert right(number)
     assert len(tried) == 4
-    (in_tmp / "state" / "kernels").unlink()
-    (in_tmp / "state").chmod(0o500)  # a folder that can't be written costs another try, no more
-    assert right(number)
+    monkeypatch.setattr(native_library, "state_folder", nowhere)
+    assert right(number)  # a place that can't be written costs another try, no more
+    assert len(tried) == 5
+
+
+def nowhere():
+    raise RuntimeError("Could not determine home directory.")
 
 
 @needs_kernels

@@ -135,16 +135,22 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from fedloom.native.library import SETS, instructions, library, right, why_not
+    from fedloom.native.library import AVX512, SETS, instructions, library, why_not
+    from fedloom.native.selftest import passes
 
     lib, number = library(), instructions()
     if lib is None or number is None:
         yield Finding("kernels", f"torch's for everything: {why_not()}", "note")
-    elif not right(number):
-        says = f"{SETS[number][0]} in {lib._name} fails its self-test; use --kernels torch"
+        return
+    name = SETS[number][0]
+    if not passes(number):
+        says = f"{name} in {lib._name} fails its self-test; use --kernels torch"
+        yield Finding("kernels", says, "wrong")
+    elif number != AVX512 and lib.fl_wide():
+        says = f"{name}, since avx512 fails its self-test, which is slower; {lib._name}"
         yield Finding("kernels", says, "wrong")
     else:
-        yield Finding("kernels", f"{SETS[number][0]}, self-test passed, {lib._name}")
+        yield Finding("kernels", f"{name}, self-test passed, {lib._name}")
 
 
 def _data() -> Iterator[Finding]:

@@ -45,24 +45,29 @@ def resolve(
 ) -> str:
     """The kernels of a run: the name of an instruction set, or torch. `before` is what the
     checkpoint to resume from was computed with."""
-    if choice == "auto" and before is not None:
-        if before != "torch" and engine == _STACKED:
-            raise FedloomError(
-                f"This run was computed by fedloom's own kernels for {before}, and the stacked "
-                "engine computes with torch's. Resume with another engine, or fork it: fedloom "
-                "run --fork RUN --engine stacked --kernels torch."
-            )
-        if before != "torch" and available(before) == "torch":
-            raise FedloomError(
-                f"This run was computed by fedloom's own kernels for {before}, which can't run "
-                f"here: {_unavailable(_ours(before))}. Resume it where they run, or fork it with "
-                "others, which round differently: fedloom run --fork RUN --kernels "
-                f"{'torch' if instructions() is None else 'native'}."
-            )
+    reason = _excluded(device, precision, engine)
+    if before == "torch" and choice == "auto":
         return before
+    if before not in (None, "torch") and choice in ("auto", "native", _ours(before)):
+        if choice == "auto" and engine == _STACKED:
+            raise FedloomError(
+                f"This run was computed by fedloom's own kernels for {_ours(before)}, and the "
+                "stacked engine computes with torch's. Resume with another engine, or fork it: "
+                "fedloom run --fork RUN --engine stacked --kernels torch."
+            )
+        if available(before) == "torch":
+            raise FedloomError(
+                f"This run was computed by fedloom's own kernels for {_ours(before)}, which can't "
+                f"run here: {_unavailable(_ours(before))}. Resume it where they run, or fork it "
+                "with others, which round differently: fedloom run --fork RUN --kernels "
+                f"{nearest(before)}."
+            )
+        if choice == "auto":
+            return before
+        if reason is None:
+            return _ours(before)
     if choice == "torch":
         return "torch"
-    reason = _excluded(device, precision, engine)
     if choice in _NUMBERS:
         if reason is None and available(choice) == "torch":
             reason = _unavailable(choice)
@@ -86,6 +91,14 @@ def available(name: str) -> str:
     return name if name != "torch" and right(_NUMBERS[_ours(name)]) else "torch"
 
 
+def nearest(name: str) -> str:
+    """The kernels `name` if they run here, else those that do."""
+    number = instructions()
+    if available(name) != "torch":
+        return name
+    return "torch" if name == "torch" or number is None else SETS[number][0]
+
+
 def torch_has_avx512() -> bool:
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
@@ -104,9 +117,9 @@ def kernels_for(
         return "it looks its input up as tokens"
     if available(name) == "torch":  # on another node of a cluster
         raise FedloomError(
-            f"This run computes with fedloom's own kernels for {name}, and a worker can't: "
-            f"{_unavailable(name)}. Install the same fedloom on all machines, or run with "
-            "--kernels torch."
+            f"This run computes with fedloom's own kernels for {_ours(name)}, and a worker can't: "
+            f"{_unavailable(_ours(name))}. Install the same fedloom on all machines, and run with "
+            "kernels that all of them have: --kernels avx2, or torch."
         )
     try:
         native = Native(module, layout, shape, _NUMBERS[_ours(name)])

@@ -17,7 +17,7 @@ from fedloom.data.partition import Partition
 from fedloom.data.split import Federation
 from fedloom.engine import Serial, Setting
 from fedloom.engine.batches import Source
-from fedloom.engine.kernels import available
+from fedloom.engine.kernels import nearest
 from fedloom.errors import FedloomError
 from fedloom.experiment.evaluation import Adapting
 from fedloom.experiment.rescore import scored_with
@@ -76,7 +76,7 @@ def personal_model(
         static=has_measured_norm(module, submodels),
         static_samples=config.static_samples,
         tokens=about.get("tokens", False),
-        kernels=available(about.get("kernels", "torch")),
+        kernels=nearest(about.get("kernels", "torch")),
     )
     engine = Serial(setting)
     budget = replace(config.budget, least=2 if has_batch_norm(module) else 1)

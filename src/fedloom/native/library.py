@@ -66,7 +66,7 @@ def library() -> ctypes.CDLL | None:
     `FEDLOOM_KERNELS` names another file (`make sanitise`)."""
     other = os.environ.get("FEDLOOM_KERNELS")
     if other:
-        return bind(Path(other))
+        return bind(Path(other).absolute())
     for path in sorted(Path(__file__).parent.glob("_kernels*")):
         if path.suffix in (".so", ".pyd", ".dylib"):
             try:
@@ -101,29 +101,34 @@ def right(number: int) -> bool:
     use. That they passed is remembered for these kernels on this CPU."""
     if not supported(number) or number == AVX2:
         return supported(number)
-    file, line = state_folder() / "kernels", f"{SETS[number][0]} {_fingerprint()}"
-    with suppress(OSError):
-        if line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    with suppress(OSError, RuntimeError):  # a damaged list, or no home to keep one in
+        if _fingerprint(number) in _passed().read_text(encoding="utf-8").splitlines():
             return True
     from fedloom.native.selftest import passes
 
     if not passes(number):
         return False
-    with suppress(OSError):  # then it is tried again next time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as out:
-            out.write(f"{line}\n")
+    with suppress(OSError, RuntimeError):  # then it is tried again next time
+        _passed().parent.mkdir(parents=True, exist_ok=True)
+        with _passed().open("a", encoding="utf-8") as out:
+            out.write(f"{_fingerprint(number)}\n")
     return True
 
 
-def _fingerprint() -> str:
-    """Of the compiled kernels and this CPU."""
+def _passed() -> Path:
+    """Where kernels that passed are listed."""
+    return state_folder() / "kernels"
+
+
+def _fingerprint(number: int) -> str:
+    """Of an instruction set, the compiled kernels and this CPU."""
     lib, cpu = library(), platform.processor()
     assert lib is not None
     with suppress(OSError, StopIteration):  # which names it better, on Linux
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         cpu = next(line for line in lines if line.startswith("model name"))
-    return hashlib.sha256(Path(lib._name).read_bytes() + cpu.encode()).hexdigest()
+    digest = hashlib.sha256(Path(lib._name).read_bytes() + cpu.encode()).hexdigest()
+    return f"{SETS[number][0]} {digest}"
 
 
 def why_not() -> str:
