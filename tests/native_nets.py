@@ -2,9 +2,16 @@
 
 import random
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from fedloom.native.library import library
+
+needs_kernels = pytest.mark.skipif(
+    library() is None, reason="fedloom was installed without a compiler"
+)
 
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU,
                lambda: nn.GELU(approximate="tanh"))  # fmt: skip

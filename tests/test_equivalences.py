@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from native_nets import needs_kernels
 
 import fedloom
 from fedloom.data.catalog import load
@@ -15,7 +16,7 @@ from fedloom.models import build
 @pytest.mark.parametrize(
     "how",
     [
-        {"kernels": "native"},
+        pytest.param({"kernels": "native"}, marks=needs_kernels),
         {"kernels": "torch"},
         {"engine": "stacked", "kernels": "torch"},
         {"engine": "processes", "workers": 2},

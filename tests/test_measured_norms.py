@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from native_nets import needs_kernels
 from torch import nn
 
 from fedloom.data.dataset import from_arrays
@@ -168,7 +169,7 @@ def looked(kernels, **options):
     return x.state.server.shared, chosen
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_kernels)])
 def test_a_shared_model_is_looked_at_with_norms_of_all_participants_data(kernels):
     """With those of its own data, a norm takes away what sets a client apart."""
     row, chosen = looked(kernels)
@@ -200,6 +201,7 @@ def test_who_takes_part_measures_the_norms_and_pays_for_it(quick):
         assert "norms" not in [line["name"] for line in found["leaves a client, each round"]]
 
 
+@needs_kernels
 def test_norms_are_measured_again_when_the_model_has_changed():
     row, chosen = looked("native")
     before = chosen(row, 0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import states
-from native_nets import network, wide_network
+from native_nets import needs_kernels, network, wide_network
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -38,7 +38,6 @@ from fedloom.similarity import activations, similarity_matrix
 
 BUILT = library() is not None
 HERE = [k for k in SETS if BUILT and library().fl_supported() & 1 << k]
-needs_kernels = pytest.mark.skipif(not HERE, reason="fedloom was installed without a compiler")
 NETS = 40
 
 
@@ -826,6 +825,7 @@ def test_what_the_kernels_do_not_know_is_named(net, reason):
         plan(net, Layout.of(net), (1, 2, 2))
 
 
+@needs_kernels
 def test_a_net_whose_scores_depend_on_the_batch_is_left_to_torch():
     norm = nn.BatchNorm1d(6, track_running_stats=False)
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), norm, nn.Linear(6, 3))

@@ -17,6 +17,14 @@ SMALL = {"clients": 4, "rounds": 4, "eval_every": 2, "model_options": {"hidden":
          "engine": "serial"}  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _event_files_sort_by_age(monkeypatch):
+    """TensorBoard reads those of one second by a number of its process, as text: 10 before 9."""
+    from tensorboard.summary.writer import event_file_writer as writer
+
+    monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(0))
+
+
 class StopsAfter:
     """Ctrl-C in a round, after the tracker has heard of it."""
 

@@ -58,7 +58,7 @@ def objective(
 
 
 def pull(rule: LocalRule, me: Context) -> Pull | None:
-    """What is added to all gradients, as kernels read it."""
+    """What is added to all gradients, such that kernels can read it."""
     found = returned_if_any(rule, "pull", rule.pull(me), Pull)
     if found is None:
         return None
@@ -74,6 +74,9 @@ def pull(rule: LocalRule, me: Context) -> Pull | None:
 
 def direction(rule: LocalRule, grad: Tensor, weights: Tensor, me: Context) -> Tensor:
     """The gradient to follow."""
+    if type(rule).direction is LocalRule.direction:
+        found = pull(rule, me)
+        return grad if found is None else found.added(grad, weights)
     bent = returned(rule, "direction", rule.direction(grad, weights, me), Tensor)
     if bent.shape != grad.shape:
         raise FedloomError(
