@@ -1142,9 +1142,13 @@ def test_kernels_are_tried_once_and_those_that_failed_again(in_tmp, monkeypatch)
     monkeypatch.setattr(native_library, "_fingerprint", lambda number: "of another CPU")
     assert right(number)
     assert len(tried) == 4
+    (in_tmp / "state" / "kernels").write_bytes(b"\xff\xfe\n")  # a damaged list is no list
+    assert right(number)
+    assert right(number)
+    assert len(tried) == 5
     monkeypatch.setattr(native_library, "state_folder", nowhere)
     assert right(number)  # a place that can't be written costs another try, no more
-    assert len(tried) == 5
+    assert len(tried) == 6
 
 
 def nowhere():
