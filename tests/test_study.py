@@ -239,6 +239,16 @@ def test_every_cell_of_every_study_is_a_valid_config(study):
                     make_config(settings, method_class(cell.method))
 
 
+def test_s2_ablations_are_shorter_at_quick_scale_only():
+    """And scored once, at the end, as only the final accuracy is shown."""
+    for scale, rounds in (("quick", (200, 100)), ("full", (800, 800))):
+        for name, expected in zip(("s2-low", "s2-rho"), rounds, strict=True):
+            for cell in STUDIES[name].cells(Ask("mnist", "tuned", scale)):
+                assert cell.settings["rounds"] == expected
+                if name == "s2-rho":
+                    assert cell.settings["eval_every"] == expected
+
+
 def test_a_source_has_no_constants_for_other_data():
     with pytest.raises(FedloomError, match="--preset tuned"):
         S1().check(Ask("digits", "source"))
