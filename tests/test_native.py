@@ -4,6 +4,7 @@ import copy
 import random
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1116,6 +1117,16 @@ def test_avx512_is_used_where_its_units_are_wide_and_it_computes_the_right_thing
     monkeypatch.setattr(native_library, "library", Compiled)
     monkeypatch.setattr(native_library, "right", lambda number: passes)
     assert SETS[native_library.instructions.__wrapped__()][0] == found
+
+
+@needs_kernels
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="only Linux says what a CPU has")
+def test_units_are_wide_since_ice_lake_and_zen_5():
+    said = [line.split(":")[-1].split() for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    flags = set(next((words for words in said if "avx2" in words), ()))
+    since = {"GenuineIntel": "avx512_vbmi2", "AuthenticAMD": "avx512_vp2intersect"}
+    wide = [has for maker, has in since.items() if [maker] in said and {"avx512f", has} <= flags]
+    assert bool(native_library.library().fl_wide()) == bool(wide)
 
 
 @needs_kernels

@@ -483,11 +483,14 @@ int fl_supported() {
 #endif
 }
 
-// Whether this CPU's units for AVX-512 are as wide as its vectors: Intel's since Ice Lake. Earlier ones lower their clock
-// for AVX-512, and AMD's Zen 4 takes two turns for a vector.
+// Whether this CPU's units for AVX-512 are as wide as its vectors: Intel's since Ice Lake, AMD's since Zen 5, told by
+// instructions that came with them. Earlier ones of Intel lower their clock for AVX-512, and AMD's Zen 4 takes two turns
+// for a vector.
 int fl_wide() {
 #if defined(__x86_64__)
-    return (fl_supported() & 4) && __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512vbmi2");
+    if (!(fl_supported() & 4)) return 0;
+    return __builtin_cpu_is("intel") ? __builtin_cpu_supports("avx512vbmi2") != 0
+                                     : __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512vp2intersect");
 #else
     return 0;
 #endif

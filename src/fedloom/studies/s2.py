@@ -8,8 +8,8 @@ EMNIST has ten digits; MNIST stands in for it and is called so.
 `quick` is conv4 of a quarter of the channels or ResNet18 of an eighth, 20 local batches a round and
 200 rounds on MNIST, 100 on CIFAR-10; the ablations have half as many and are scored once, at the
 end. `full` is the source's. `source` has the source's constants, `tuned` a learning rate at which
-the networks move (the methods' presets of these names). All images are trained on: what is scored
-is the common test set.
+the networks move (the methods' presets of these names; ten times theirs on CIFAR-10). All images
+are trained on: what is scored is the common test set.
 """
 
 from __future__ import annotations
@@ -111,6 +111,8 @@ class _S2(Study):
         }
         if ask.data == "cifar10":
             settings["augment"] = "flip+crop:4"
+            if ask.preset == "tuned":
+                settings["lr"] = 0.1
         if ask.data == "mnist" and quick:
             settings["data_options"] = {"size": 28}
         if quick:
