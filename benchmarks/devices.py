@@ -3,13 +3,18 @@
 HeteroFL's clients train sub-models, FedDSE's first look at the whole one, DepthFL's train its first
 blocks; with S2's settings (all local data twice, batch 16, momentum) at `SIZES` of the network.
 Capacity 1/4 of the larger one must be at least five times as fast as capacity 1, with memory to
-match.
+match. Memory is counted, and measured: by how much a process grows in which one such client trains
+on torch's kernels.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import multiprocessing
 import statistics
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -18,6 +23,7 @@ import torch
 from benchmarks.workloads import Workload, experiment
 from fedloom.engine import Order, Serial
 from fedloom.experiment.setup import Experiment
+from fedloom.metrics.cost import peak_memory, reset_peak_memory
 
 CAPACITIES = {
     "heterofl": (1.0, 0.5, 0.25, 0.125, 0.0625),
@@ -37,21 +43,24 @@ def measure() -> list[dict[str, Any]]:
 def _measured(channels: tuple[int, ...]) -> list[dict[str, Any]]:
     runs = {method: _experiment(method, channels) for method in CAPACITIES}
     of = [(method, r) for method, mine in CAPACITIES.items() for r in mine]
+    plain = {method: _experiment(method, channels, "torch") for method in CAPACITIES}
+    grown = {(method, r): _grown(plain[method], r) for method, r in of}
     rows: dict[tuple[str, float], dict[str, Any]] = {}
     seconds: dict[tuple[str, float], list[float]] = {each: [] for each in of}
     for t in range(1, TURNS + 2):
         for method, r in of:
             spent, facts = _round(runs[method], r, t)
-            rows[method, r] = {"channels": channels, "method": method, "capacity": r, **facts}
+            rows[method, r] = {"channels": channels, "method": method, "capacity": r,
+                               "measured": grown[method, r], **facts}  # fmt: skip
             if t > 1:  # the first builds the network
                 seconds[method, r].append(spent)
     return [{**rows[each], "seconds": statistics.median(seconds[each])} for each in of]
 
 
-def _experiment(method: str, channels: tuple[int, ...]) -> Experiment:
+def _experiment(method: str, channels: tuple[int, ...], kernels: str = "auto") -> Experiment:
     capacities = CAPACITIES[method]
     more = {"preset": "tuned", "capacities": ",".join(map(str, capacities)), "engine": "serial",
-            "partition": "iid", "draw": "uniform"}  # fmt: skip
+            "partition": "iid", "draw": "uniform", "kernels": kernels}  # fmt: skip
     if method == "feddse":  # measured on its own data: as much work as its share with others
         more["norms"] = "own"
     x = experiment(Workload(
@@ -80,11 +89,40 @@ def _round(x: Experiment, capacity: float, t: int) -> tuple[float, dict[str, Any
     }
 
 
+def _grown(x: Experiment, capacity: float) -> int:
+    """By how many bytes a process that has trained the smallest sub-model grows at the most while
+    it trains this one."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_grow, args=(x, capacity, there))
+    child.start()
+    there.close()
+    grown = int(here.recv())
+    child.join()
+    return grown
+
+
+def _grow(x: Experiment, capacity: float, out: Connection) -> None:
+    torch.set_num_threads(1)
+    _round(x, x.capacities.min(), 1)  # imports and traces what every client needs
+    before = _settled()
+    _round(x, capacity, 1)  # builds the network
+    _settled()
+    _round(x, capacity, 2)
+    out.send(peak_memory(torch.device("cpu")) - before)
+
+
+def _settled() -> int:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    reset_peak_memory()
+    return peak_memory(torch.device("cpu"))
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     for channels in dict.fromkeys(row["channels"] for row in rows):
         print(f"\nconv4 of {'-'.join(map(str, channels))} channels")
         print(f"{'method':<10}{'capacity':<10}{'s/round':>9}{'faster':>8}{'values':>11}"
-              f"{'MMAC':>9}{'MB':>7}{'less':>7}")  # fmt: skip
+              f"{'MMAC':>9}{'MB':>7}{'less':>7}{'measured':>10}")  # fmt: skip
         mine = [row for row in rows if row["channels"] == channels]
         for row in mine:
             whole = next(w for w in mine if w["method"] == row["method"])
@@ -92,5 +130,5 @@ def show(rows: list[dict[str, Any]]) -> None:
                 f"{row['method']:<10}{row['capacity']:<10g}{row['seconds']:>9.4f}"
                 f"{whole['seconds'] / row['seconds']:>7.1f}x{row['parameters']:>11,}"
                 f"{row['macs'] / 1e6:>9.0f}{row['memory'] / 1e6:>7.1f}"
-                f"{whole['memory'] / row['memory']:>6.1f}x"
+                f"{whole['memory'] / row['memory']:>6.1f}x{row['measured'] / 1e6:>10.1f}"
             )

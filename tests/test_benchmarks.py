@@ -106,6 +106,7 @@ def test_devices_are_measured_by_capacity(monkeypatch):
         mine = [r for r in rows if r["method"] == method]
         assert [r["capacity"] for r in mine] == list(capacities)
         assert all(a["parameters"] > b["parameters"] for a, b in pairwise(mine))
+        assert all(r["measured"] > 0 for r in mine)
         if method != "feddse":  # whoever has the whole does not look
             assert all(a["macs"] > b["macs"] and a["memory"] > b["memory"]
                        for a, b in pairwise(mine))  # fmt: skip
