@@ -1,10 +1,10 @@
-"""What a weaker device saves: one client's round of conv4 at each capacity, in turns.
+"""What a weaker device saves: one client's round at each capacity, in turns.
 
 HeteroFL's clients train sub-models, FedDSE's first look at the whole one, DepthFL's train its first
-blocks; with S2's settings (all local data twice, batch 16, momentum) at `SIZES` of the network.
-Capacity 1/4 of the larger one must be at least five times as fast as capacity 1, with memory to
-match. Memory is counted, and measured: by how much a process grows in which one such client trains
-on torch's kernels.
+blocks; with S2's settings (all local data twice, batch 16, momentum), of each network in `NETS`.
+Capacity 1/4 of the largest must be at least five times as fast as capacity 1, with memory to match.
+Memory is counted, and measured: by how much a process grows in which one such client trains on
+torch's kernels.
 """
 
 from __future__ import annotations
@@ -30,43 +30,50 @@ CAPACITIES = {
     "feddse": (1.0, 0.5, 0.25, 0.125, 0.0625),
     "depthfl": (1.0, 0.75, 0.5, 0.25),
 }
-SIZES = ((64, 128, 256, 512), (16, 32, 64, 128))
+#: label, network, its options, images
+NETS = (
+    ("conv4 of 64-512 channels", "conv4", {"channels": (64, 128, 256, 512)}, "1x28x28"),
+    ("conv4 of 16-128 channels", "conv4", {"channels": (16, 32, 64, 128)}, "1x28x28"),
+    ("resnet18 of width 8", "resnet18", {"width": 8}, "3x32x32"),
+)
 TURNS = 5
 SAMPLES = 200
 
 
 def measure() -> list[dict[str, Any]]:
     torch.set_num_threads(1)
-    return [row for channels in SIZES for row in _measured(channels)]
+    return [{"net": label, **row} for label, *net in NETS for row in _measured(*net)]
 
 
-def _measured(channels: tuple[int, ...]) -> list[dict[str, Any]]:
-    runs = {method: _experiment(method, channels) for method in CAPACITIES}
+def _measured(model: str, sizes: dict[str, Any], shape: str) -> list[dict[str, Any]]:
+    net = model, (*sizes.items(), ("norm", "static")), shape
+    runs = {method: _experiment(method, *net) for method in CAPACITIES}
     of = [(method, r) for method, mine in CAPACITIES.items() for r in mine]
-    plain = {method: _experiment(method, channels, "torch") for method in CAPACITIES}
+    plain = {method: _experiment(method, *net, kernels="torch") for method in CAPACITIES}
     grown = {(method, r): _grown(plain[method], r) for method, r in of}
     rows: dict[tuple[str, float], dict[str, Any]] = {}
     seconds: dict[tuple[str, float], list[float]] = {each: [] for each in of}
     for t in range(1, TURNS + 2):
         for method, r in of:
             spent, facts = _round(runs[method], r, t)
-            rows[method, r] = {"channels": channels, "method": method, "capacity": r,
+            rows[method, r] = {"method": method, "capacity": r,
                                "measured": grown[method, r], **facts}  # fmt: skip
             if t > 1:  # the first builds the network
                 seconds[method, r].append(spent)
     return [{**rows[each], "seconds": statistics.median(seconds[each])} for each in of]
 
 
-def _experiment(method: str, channels: tuple[int, ...], kernels: str = "auto") -> Experiment:
+def _experiment(
+    method: str, model: str, options: tuple[tuple[str, Any], ...], shape: str, kernels: str = "auto"
+) -> Experiment:
     capacities = CAPACITIES[method]
     more = {"preset": "tuned", "capacities": ",".join(map(str, capacities)), "engine": "serial",
             "partition": "iid", "draw": "uniform", "kernels": kernels}  # fmt: skip
     if method == "feddse":  # measured on its own data: as much work as its share with others
         more["norms"] = "own"
     x = experiment(Workload(
-        "devices", "conv4", "1x28x28", SAMPLES, clients=len(capacities),
-        participants=len(capacities), options=(("channels", channels), ("norm", "static")),
-        method=method, more=tuple(more.items()),
+        "devices", model, shape, SAMPLES, clients=len(capacities),
+        participants=len(capacities), options=options, method=method, more=tuple(more.items()),
     ))  # fmt: skip
     assert isinstance(x.engine, Serial)
     return x
@@ -119,11 +126,11 @@ def _settled() -> int:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    for channels in dict.fromkeys(row["channels"] for row in rows):
-        print(f"\nconv4 of {'-'.join(map(str, channels))} channels")
+    for net in dict.fromkeys(row["net"] for row in rows):
+        print(f"\n{net}")
         print(f"{'method':<10}{'capacity':<10}{'s/round':>9}{'faster':>8}{'values':>11}"
               f"{'MMAC':>9}{'MB':>7}{'less':>7}{'measured':>10}")  # fmt: skip
-        mine = [row for row in rows if row["channels"] == channels]
+        mine = [row for row in rows if row["net"] == net]
         for row in mine:
             whole = next(w for w in mine if w["method"] == row["method"])
             print(

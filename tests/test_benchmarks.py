@@ -99,7 +99,8 @@ def test_distance_is_relative():
 
 def test_devices_are_measured_by_capacity(monkeypatch):
     monkeypatch.setattr(devices, "TURNS", 1)
-    monkeypatch.setattr(devices, "SIZES", ((8, 8, 16, 16),))
+    net = ("small", "conv4", {"channels": (8, 8, 16, 16)}, "1x28x28")
+    monkeypatch.setattr(devices, "NETS", (net,))
     monkeypatch.setattr(devices, "SAMPLES", 8)
     rows = devices.measure()
     for method, capacities in devices.CAPACITIES.items():
