@@ -239,14 +239,27 @@ def test_every_cell_of_every_study_is_a_valid_config(study):
                     make_config(settings, method_class(cell.method))
 
 
-def test_s2_ablations_are_shorter_at_quick_scale_only():
+def test_s2_ablations_are_shorter_below_full_scale():
     """And scored once, at the end, as only the final accuracy is shown."""
-    for scale, rounds in (("quick", (200, 100)), ("full", (800, 800))):
+    for scale, rounds in (("quick", (200, 100)), ("medium", (200, 100)), ("full", (800, 800))):
         for name, expected in zip(("s2-low", "s2-rho"), rounds, strict=True):
             for cell in STUDIES[name].cells(Ask("mnist", "tuned", scale)):
                 assert cell.settings["rounds"] == expected
                 if name == "s2-rho":
                     assert cell.settings["eval_every"] == expected
+
+
+def test_s2_at_medium_scale_has_the_source_network_and_images():
+    of = {
+        scale: STUDIES["s2-low"].cells(Ask("mnist", "tuned", scale))[0].settings
+        for scale in ("quick", "medium", "full")
+    }
+    assert of["medium"]["model_options"] == of["full"]["model_options"] == {"norm": "static"}
+    assert of["medium"]["data_options"] == of["full"]["data_options"] == {"size": 32}
+    assert of["medium"]["steps"] == of["quick"]["steps"] == 20
+    assert "steps" not in of["full"]
+    with pytest.raises(FedloomError, match="digits"):
+        STUDIES["s2-low"].check(Ask("digits", "tuned", "medium"))
 
 
 def test_a_source_has_no_constants_for_other_data():

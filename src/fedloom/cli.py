@@ -966,7 +966,9 @@ def study(
         Optional[str],  # noqa: UP045
         typer.Option("--preset", help="Constants to run with.", show_default="the study's first"),
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", help="quick or full.")] = "quick",
+    scale: Annotated[
+        str, typer.Option("--scale", help="quick, medium (S2 only) or full.")
+    ] = "quick",
     seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds: runs per cell.")] = 1,
     only: Annotated[
         Optional[list[str]],  # noqa: UP045

@@ -6,10 +6,10 @@ the masked loss and the scaler. High and low heterogeneity are two and four clas
 EMNIST has ten digits; MNIST stands in for it and is called so.
 
 `quick` is conv4 of a quarter of the channels or ResNet18 of an eighth, 20 local batches a round and
-200 rounds; the ablations have half as many and are scored once, at the end. `full` is the source's.
-`source` has the source's constants, `tuned` a learning rate at which the networks move (the
-methods' presets of these names; ten times theirs on CIFAR-10). All images are trained on: what is
-scored is the common test set.
+200 rounds; the ablations have half as many and are scored once, at the end. `medium` is as short,
+with the source's networks and images. `full` is the source's. `source` has the source's constants,
+`tuned` a learning rate at which the networks move (the methods' presets of these names; ten times
+theirs on CIFAR-10). All images are trained on: what is scored is the common test set.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from fedloom.data.catalog import load
+from fedloom.errors import FedloomError
 from fedloom.experiment.result import Result
 from fedloom.experiment.study import (
     Ask,
@@ -91,12 +92,18 @@ BOTH = tuple(
 class _S2(Study):
     data = ("mnist", "cifar10", "digits")
     presets: ClassVar[tuple[str, ...]] = ("tuned", "source")
+    scales = ("quick", "medium", "full")
     ablation: ClassVar[bool] = False
 
+    def check(self, ask: Ask) -> None:
+        super().check(ask)
+        if ask.data == "digits" and ask.scale == "medium":
+            raise FedloomError("The digits have the scales quick and full only.")
+
     def _settings(self, ask: Ask, method: str, **more: Any) -> dict[str, Any]:
-        quick = ask.scale == "quick"
-        rounds = (QUICK if quick else ROUNDS)[ask.data]
-        if quick and self.ablation:
+        quick, short = ask.scale == "quick", ask.scale != "full"
+        rounds = (QUICK if short else ROUNDS)[ask.data]
+        if short and self.ablation:
             rounds //= 2
         options: dict[str, Any] = {"norm": "static"}
         settings: dict[str, Any] = {
@@ -113,10 +120,11 @@ class _S2(Study):
             settings["augment"] = "flip+crop:4"
             if ask.preset == "tuned":
                 settings["lr"] = 0.1
-        if ask.data == "mnist" and quick:
-            settings["data_options"] = {"size": 28}
-        if quick:
+        if ask.data == "mnist":
+            settings["data_options"] = {"size": 28 if quick else 32}
+        if short:
             settings |= {"steps": 20, "static_samples": 5000}
+        if quick:
             options |= {"width": 8} if ask.data == "cifar10" else {"channels": [16, 32, 64, 128]}
         if ask.data == "digits":
             settings |= {"clients": 20, "steps": 4, "augment": "crop:1", "participation": 0.5,
