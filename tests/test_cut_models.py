@@ -171,14 +171,199 @@ class Projected(Recurrent):
         self.out = nn.Linear(6, classes)
 
 
-def test_what_to_change_is_said():
-    with pytest.raises(FedloomError, match=r"layer 'cells'.*proj_size.*padded tensors"):
-        Channels.of(Projected(SHAPE, 5), SHAPE)
+class Stated(Recurrent):
+    """With an initial state, whose size is that of the layer or a number."""
+
+    def __init__(self, shape, classes, hidden=None):
+        super().__init__(shape, classes)
+        self.hidden = hidden
+
+    def forward(self, x):
+        first = torch.zeros(1, len(x), self.hidden or self.cells.hidden_size)
+        x = torch.relu(self.into(x.transpose(1, 2).flatten(2)))
+        return self.out(self.cells(x, (first, first))[0][:, -1])
+
+
+class Layered(nn.Module):
+    """A model of some layers; `last` maps them to the logits."""
+
+    def __init__(self, shape, classes, width=16):
+        super().__init__()
+        self.into = nn.Linear(shape[0] * shape[2], width)
+        self.out = nn.Linear(width, classes)
+        self.make(width)
+
+    def make(self, width):
+        pass
+
+    def inner(self, x):
+        raise NotImplementedError
+
+    def forward(self, x):
+        x = torch.relu(self.into(x.transpose(1, 2).flatten(2)))
+        return self.out(self.inner(x))
+
+
+class Cell(Layered):
+    def make(self, width):
+        self.cell = nn.LSTMCell(width, width)
+
+    def inner(self, x):
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return state[0]
+
+
+class Einsum(Layered):
+    def make(self, width):
+        self.weights = nn.Parameter(torch.randn(width, width) / 4)
+
+    def inner(self, x):
+        return torch.einsum("bi,ij->bj", x.mean(1), self.weights)
+
+
+class Windows(Layered):
+    """Attention with a table of relative positions, as Swin has it; `fixed` is a number of heads
+    that is written into forward()."""
+
+    def __init__(self, shape, classes, width=16, fixed=-1):
+        self.fixed = fixed
+        super().__init__(shape, classes, width)
+
+    def make(self, width):
+        self.size = 4
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.table = nn.Parameter(torch.randn(2 * SHAPE[2] - 1, width // self.size))
+        at = torch.arange(SHAPE[2])
+        self.register_buffer("apart", at[:, None] - at + SHAPE[2] - 1)
+
+    def inner(self, x):
+        n, t, width = x.shape
+        size = self.size if self.fixed < 0 else width // self.fixed
+        q, k, v = self.qkv(x).reshape(n, t, 3, self.fixed, size).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-2, -1) / 2
+        if self.fixed < 0:
+            scores = scores + self.table[self.apart.view(-1)].view(t, t, -1).permute(2, 0, 1)
+        mixed = scores.softmax(-1) @ v
+        return self.proj(mixed.transpose(1, 2).reshape(n, t, -1)).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [(Stated, [10, 12]), (Cell, [16, 16]), (Einsum, [16, 16]), (Windows, [16, 4, 16])],
+)
+def test_sizes_that_follow_the_tensors_are_cut(model, sizes):
+    channels = Channels.of(model(SHAPE, 5), SHAPE)
+    assert list(channels.sizes) == sizes
+    assert channels.whole == ()
+    verify(channels, SHAPE)
+
+
+class Keyed(Layered):
+    def make(self, width):
+        self.keys = nn.Linear(width, 8)
+        self.heads = nn.MultiheadAttention(width, 2, kdim=8, vdim=8, batch_first=True)
+
+    def inner(self, x):
+        return self.heads(x, self.keys(x), self.keys(x))[0].mean(1)
+
+
+class Scaled(Layered):
+    def make(self, width):
+        self.norm = nn.RMSNorm(width)
+
+    def inner(self, x):
+        return self.norm(x).mean(1)
+
+
+class Unflat(Layered):
+    def make(self, width):
+        self.apart = nn.Unflatten(1, (4, width // 4))
+
+    def inner(self, x):
+        return self.apart(x.mean(1)).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Projected, r"layer 'cells'.*proj_size.*padded tensors"),
+        (lambda s, c: Stated(s, c, 12), r"layer 'cells'.*self\.lstm\.hidden_size"),
+        (lambda s, c: Windows(s, c, fixed=4), r"'view'.*number: reshape\(n, t, 3, -1"),
+        (Keyed, r"layer 'heads'.*Leave out kdim"),
+        (Scaled, r"layer 'norm'.*Use nn\.LayerNorm"),
+        (Unflat, r"layer 'apart'.*Take sizes in forward"),
+    ],
+)
+def test_what_to_change_is_said(model, said):
+    with pytest.raises(FedloomError, match=said):
+        verify(Channels.of(model(SHAPE, 5), SHAPE), SHAPE)
+
+
+class Mixed(Layered):
+    """An LSTM, then a layer with a non-linearity that is a function."""
+
+    def make(self, width):
+        self.cells, self.more = nn.LSTM(width, 6, batch_first=True), nn.Linear(6, width)
+
+    def inner(self, x):
+        return torch.relu(self.more(self.cells(x)[0].mean(1)))
+
+
+def test_activations_behind_a_recurrent_layer_are_found():
+    torch.manual_seed(0)
+    module, x = Mixed(SHAPE, 5).eval(), torch.randn(6, *SHAPE)
+    channels = Channels.of(module, SHAPE)
+    found = dict(
+        zip([g.name for g in channels.groups], activations(module, channels, x), strict=True)
+    )
+    first = torch.relu(module.into(x.transpose(1, 2).flatten(2)))
+    expected = torch.relu(module.more(module.cells(first)[0].mean(1))).mean(0)
+    np.testing.assert_allclose(found["more"], expected.detach(), rtol=1e-4)
+
+
+class Gated(Layered):
+    """A convolution along the channels: all of them stay."""
+
+    def make(self, width):
+        self.along = nn.Conv1d(1, 1, 3, padding=1)
+        self.more = nn.Linear(width, width)
+
+    def inner(self, x):
+        x = x.mean(1)
+        return torch.relu(self.more(x * torch.sigmoid(self.along(x.unsqueeze(1)).squeeze(1))))
+
+
+def test_layers_that_stay_whole_are_named(quick):
+    with pytest.warns(UserWarning, match="all outputs stay of 'into': forward"):
+        quick("heterofl", model=Gated, capacities="0.5", rounds=1, clients=2)
+
+
+def test_a_model_without_copies_is_refused(quick):
+    class Old(Layered):
+        def make(self, width):
+            with pytest.warns(FutureWarning):
+                self.more = nn.utils.weight_norm(nn.Linear(width, width))
+
+        def inner(self, x):
+            return self.more(x.mean(1))
+
+    with pytest.raises(FedloomError, match=r"parametrizations\.weight_norm"):
+        quick("fedavg", model=Old, rounds=1)
 
 
 def test_capacities_that_a_model_can_not_tell_apart_are_named(quick):
     with pytest.warns(UserWarning, match=r"Capacities 0\.25 and 0\.125 give the same.*'hidden\.0'"):
         quick("heterofl", capacities="0.5,0.25,0.125", rounds=1, model_options={"hidden": [4]})
+    with pytest.warns(UserWarning, match=r"Capacities 0\.5 and 0\.25 .* \(each trains 1 of 4\)"):
+        quick("depthfl", capacities="1,0.5,0.25", rounds=1, model="conv4", clients=4,
+              model_options={"channels": [4, 4, 8, 8]})  # fmt: skip
+
+
+def test_a_share_that_comes_to_nobody_is_said(quick):
+    with pytest.warns(UserWarning, match="No client has capacity 1: with 4 clients"):
+        quick("heterofl", capacities="1:0.05,0.5:0.95", rounds=1, clients=4)
 
 
 # -- axes -----------------------------------------------------------------------------------------

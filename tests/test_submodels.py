@@ -469,6 +469,25 @@ def test_gaps_are_those_of_real_gradients_and_updates(quick):
     assert "gradient_gap" not in quick("heterofl", **settings).records[0]
 
 
+@pytest.mark.parametrize("method", ["fjord", "heterofl+fedmeta-maml"])
+def test_gaps_of_rules_with_narrower_nets_or_inner_steps_are_measured(quick, row, method):
+    settings = {"capacities": "0.5", "clients": 2, "participation": 1.0, "rounds": 1,
+                "partition": "iid", "engine": "serial"}  # fmt: skip
+    plain, watched = (quick(method, measure_gap=m, **settings) for m in (False, True))
+    assert torch.equal(row(plain), row(watched))
+    assert all(watched.records[0][gap] > 0 for gap in ("gradient_gap", "update_gap"))
+
+
+def test_the_gap_of_maml_without_inner_steps_is_that_of_its_query_part(quick):
+    """With alpha = 0 the objective is the loss on the query part, so a step of all of it moves by
+    the gradient times the rate."""
+    result = quick("heterofl+fedmeta-maml", measure_gap=True, alpha=0.0, capacities="0.5",
+                   clients=1, participation=1.0, rounds=1, lr=0.1, batch="inf",
+                   partition="iid")  # fmt: skip
+    record = result.records[0]
+    assert record["update_gap"] == pytest.approx(0.1 * record["gradient_gap"], rel=1e-4)
+
+
 def test_measuring_gaps_changes_nothing_else(quick, row):
     settings = {"capacities": "1:0.5,0.5:0.5", "participation": 1.0, "clients": 4, "rounds": 2,
                 "mask": "inf", "model": "conv4", "momentum": 0.9,
@@ -753,6 +772,7 @@ def test_depth_goes_by_what_a_client_can_pay():
     assert [Prefix("blocks").depth(module, r) for r in (1, 0.5, 0.3, 0.25, 0.1)] == [4, 2, 2, 1, 1]
 
 
+@pytest.mark.filterwarnings("ignore:Capacities")  # depthfl: few blocks
 @pytest.mark.parametrize("capacities", ["low-quality", "0.5", "0.5:0.5,0.1:0.5"])
 def test_somebody_trains_the_last_block_in_every_population(quick, capacities):
     options = {"channels": [4, 4, 4, 16]}
@@ -914,6 +934,7 @@ def test_at_capacity_one_every_width_method_is_fedavg_to_the_bit(quick, row, nam
     assert torch.equal(row(quick(name, **settings, **more)), row(plain))
 
 
+@pytest.mark.filterwarnings("ignore:Capacities")  # depthfl: few blocks
 @pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord", "depthfl"])
 def test_all_engines_give_the_same(quick, row, name):
     """Few steps: over many, a rounding on the other side of a ReLU grows a thousandfold."""
@@ -932,6 +953,7 @@ def test_all_engines_give_the_same(quick, row, name):
     torch.testing.assert_close(row(stacked), row(serial), atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:Capacities")  # depthfl: few blocks
 @pytest.mark.parametrize("name", [*WIDTH_METHODS, "fjord", "depthfl"])
 def test_a_resumed_run_is_the_uninterrupted_one(quick, row, name, tmp_path):
     settings = {"capacities": "1,0.5,0.25", "clients": 6}

@@ -45,7 +45,7 @@ from fedloom.models.strided import tame_strides
 from fedloom.models.viewed import tame_views
 from fedloom.native.net import Held, Native, Pictures
 from fedloom.returned import returned, returned_if_any
-from fedloom.select import Ask, Last, Selection, Whole
+from fedloom.select import Ask, Last, Selection, Uncut, Whole
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
 
@@ -355,7 +355,7 @@ class Worker:
         assert job.selection is not None
         index, trainable = job.selection.index, self.setting.layout.trainable
         mine = index[index < trainable]
-        whole = replace(order, select=Whole())
+        whole = replace(order, select=Uncut(order.select))
         model = job.row[: self.setting.layout.size]
         apart = self._gradient(whole, replace(job, selection=None, start=model))
         apart[mine] -= self._gradient(order, job)
@@ -374,10 +374,13 @@ class Worker:
         indices = {p: self._indices(job.client, order.data.get(p, p)) for p in rule.parts}
         most = max(len(some) for some in indices.values())
         cuts = max(-(-most // LOOKED_AT_ONCE), 1)
+        several = [p for p, at in next(iter(job.steps), {}).items() if at.ndim > 1]
         total = torch.zeros_like(resident.grad)
         for i in range(cuts):
             some = {p: np.array_split(at, cuts)[i] for p, at in indices.items()}
             data = {p: replace(self._train.batch(at), held=job.held) for p, at in some.items()}
+            for part in several:  # a single batch of those
+                data[part] = replace(data[part], lengths=(len(some[part]),))
             if rule.differentiates:
                 self._functional_gradient(resident, rule, data, me)
             else:

@@ -47,7 +47,7 @@ from fedloom.round.attack import Attack
 from fedloom.round.encode import encoding
 from fedloom.round.plan import LATECOMERS, NEWCOMERS, Manifest, Plan
 from fedloom.round.screen import Screen
-from fedloom.select import Channels, Select, Whole
+from fedloom.select import Channels, Prefix, Select, Whole
 from fedloom.select.verify import verify
 from fedloom.streams import streams_of
 from fedloom.tasks import Loss, NextToken, Task
@@ -538,28 +538,57 @@ def _build(
     if method.select.cuts and submodels:
         channels = Channels.of(module, shape)
         verify(channels, shape)
-        _note_same(channels, method.select, np.unique(capacities[: config.clients])[::-1])
+        _note_whole(channels.whole)
+    if submodels:
+        _note_same(method.select, module, channels, np.unique(capacities[: config.clients])[::-1])
     sees = "classes" in method.mix.needs
     class_of = layout.outputs(_classifiers(module, shape, channels)) if sees else None
     return _Built(make, module, options, layout, row, tokens, submodels, channels, class_of)
 
 
-def _note_same(channels: Channels, select: Select, capacities: np.ndarray) -> None:
-    """Say which capacities a model of few channels, groups or heads can't tell apart."""
+def _note_whole(layers: tuple[str, ...]) -> None:
+    """Say which layers are as large for weak devices as for strong ones."""
+    if not layers:
+        return
+    names = ", ".join(f"'{name}'" for name in layers[:4])
+    more = f" and {len(layers) - 4} more" if len(layers) > 4 else ""
+    warnings.warn(
+        f"At every capacity all outputs stay of {names}{more}: forward() fixes how many there are, "
+        "as it does for positions and the size of heads. If channels are meant, take their number "
+        "from tensors or layers.",
+        stacklevel=4,
+    )
+
+
+def _note_same(
+    select: Select, module: nn.Module, channels: Channels | None, capacities: np.ndarray
+) -> None:
+    """Say which capacities a model of few channels, groups, heads or blocks can't tell apart."""
     alike: dict[tuple[int, ...], list[str]] = {}
     for capacity in capacities[capacities < 1]:
-        counts = select.narrowed(channels, float(capacity))[0]
-        alike.setdefault(counts, []).append(f"{capacity:g}")
-    for counts, names in alike.items():
-        if len(names) > 1:
-            _, (name, size) = min(zip(counts, [(g.name, g.size) for g in channels.groups],
-                                      strict=True))  # fmt: skip
-            warnings.warn(
-                f"Capacities {' and '.join(names)} give the same sub-model: this network has too "
-                f"few channels, groups or heads to tell them apart ('{name}' has {size} to choose "
-                "from). Give it more, or leave one of the capacities out.",
-                stacklevel=4,
+        if channels is not None:
+            kept = select.narrowed(channels, float(capacity))[0]
+        elif isinstance(select, Prefix) and isinstance(module, Exits):
+            kept = (select.depth(module, float(capacity / capacities.max())),)
+        else:
+            return
+        alike.setdefault(kept, []).append(f"{capacity:g}")
+    for kept, names in alike.items():
+        if len(names) < 2:
+            continue
+        if channels is None:
+            few = f"blocks to tell them apart (each trains {kept[0]} of {module.depths})"
+        else:
+            groups = [(group.name, group.size) for group in channels.groups]
+            _, (name, size) = min(zip(kept, groups, strict=True))
+            few = (
+                f"channels, groups or heads to tell them apart ('{name}' has {size} to choose from)"
             )
+        warnings.warn(
+            f"Capacities {' and '.join(names)} give the same sub-model: this network has too few "
+            f"{few}. Give it more, or leave one of the capacities out.",
+            stacklevel=4,
+        )
 
 
 def _remembered(config: Config) -> Values | None:
@@ -748,7 +777,15 @@ def text_options(dataset: Dataset) -> dict[str, Any]:
 
 def _capacities(config: Config) -> np.ndarray:
     """Newcomers have trained nothing; they count as able to hold the whole model."""
-    clients = Capacities.parse(config.capacities).assign(config.clients, config.seed)
+    asked = Capacities.parse(config.capacities)
+    clients = asked.assign(config.clients, config.seed)
+    nobodys = [f"{value:g}" for value in asked.values if value not in clients]
+    if nobodys:
+        warnings.warn(
+            f"No client has capacity {' or '.join(nobodys)}: with {config.clients} clients the "
+            "share comes to none. Give it a larger share, or take more clients.",
+            stacklevel=4,
+        )
     return np.concatenate([clients, np.ones(config.newcomers)])
 
 
@@ -773,7 +810,14 @@ def _samples(dataset: Dataset, tokens: bool) -> Tensor:
 
 def _try(module: nn.Module, x: Tensor, task: Task, exits: bool) -> None:
     """A pass through the model in either mode: whether it and the data fit at all."""
-    module = copy.deepcopy(module)  # training passes move the statistics of norms
+    try:
+        module = copy.deepcopy(module)  # training passes move the statistics of norms
+    except (RuntimeError, TypeError) as e:
+        raise FedloomError(
+            f"The model can't be copied ({str(e).splitlines()[0]}). Tensors that are computed from "
+            "parameters can't be kept as attributes: in place of torch.nn.utils.weight_norm, use "
+            "torch.nn.utils.parametrizations.weight_norm."
+        ) from e
     for training, when in ((False, ""), (True, " in training")):
         try:
             with torch.no_grad():

@@ -328,16 +328,18 @@ def _print_devices(result: Result) -> None:
     table, measure = result.devices, result.measures[0]
     if table.empty:
         return
-    heads = ("capacity", "took part", "parameters", "MACs a round", "memory", "up", "down",
-             "own test data", "its sub-model there")  # fmt: skip
+    scores = {"own test data": "macro", "its sub-model there": f"capacity_{measure.name}"}
+    shown = {head: name for head, name in scores.items() if name in table}
+    heads = ("capacity", "took part", "parameters", "MACs a round", "memory", "up", "down", *shown)
     rows = [
         [f"{capacity:g}", f"{row['took_part']:.0f}", f"{row['parameters']:,.0f}",
          amount(row["macs"], "MAC"), amount(row["memory"]), amount(row["bytes_up"]),
-         amount(row["bytes_down"]), measure.text(row.get("micro")),
-         measure.text(row.get(f"capacity_{measure.name}"))]
+         amount(row["bytes_down"]), *(measure.text(row[name]) for name in shown.values())]
         for capacity, row in table.iterrows()
     ]  # fmt: skip
     out.print(_table(heads, rows))
+    if len(shown) == 1 and "before_macro" in result.summary:
+        out.print("Sub-models have no scores of their own where models are adapted to score them.")
 
 
 def print_profile(result: Result) -> None:

@@ -178,3 +178,13 @@ class Whole(Select):
 
     def choose(self, ask: Ask) -> Selection | None:
         return None
+
+
+@dataclass(frozen=True)
+class Uncut(Whole):
+    """The same, with the narrower nets of another selector inside."""
+
+    of: Select
+
+    def narrowed(self, channels: Channels, width: float) -> tuple[tuple[int, ...], float]:
+        return self.of.narrowed(channels, width)

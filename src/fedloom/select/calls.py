@@ -1,16 +1,61 @@
-"""The calls of torch functions in a pass, by number: the same model in the same mode makes the same
-ones, so a call that is known from one pass can be found again in another."""
+"""What runs in a pass: layers, by name, and the calls of torch functions, by number. The same model
+in the same mode makes the same calls, so one that is known from one pass can be found again in
+another."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _MAX_POOLS = ("max_pool", "adaptive_max_pool")
+
+
+class Layers:
+    """Which layer of a module is running, and in which one a pass failed."""
+
+    def __init__(self) -> None:
+        self._running: list[str] = []
+        self._last = ""  # that ran to its end
+        self._failed: str | None = None
+
+    @contextmanager
+    def followed(self, module: nn.Module) -> Iterator[None]:
+        hooks: list[Any] = []
+        for name, layer in module.named_modules():
+            if name:
+                hooks.append(layer.register_forward_pre_hook(self._enter(name)))
+                hooks.append(layer.register_forward_hook(self._leave, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @property
+    def name(self) -> str:
+        """Of the innermost layer; nothing where it is the module itself."""
+        return self._running[-1] if self._running else self._failed or ""
+
+    @property
+    def where(self) -> str:
+        after = f" after layer '{self._last}'" if self._last else ""
+        return f"layer '{self.name}'" if self.name else f"its forward(){after}"
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._running.append(name)
+
+    def _leave(self, _: nn.Module, inputs: Any, output: Any) -> None:
+        name = self._running.pop()
+        if output is not None:
+            self._last = name
+        elif self._failed is None:  # the innermost layer ends first
+            self._failed = name
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedloom.select.trace import Called, Reader, Traced, trace
 
 _CONVOLUTIONS = nn.modules.conv._ConvNd
 #: layers whose sums of inputs the scaler can't reach, or that have none
-_UNSCALED = (nn.RNNBase, nn.Embedding, nn.MultiheadAttention)
+_UNSCALED = (nn.RNNBase, nn.RNNCellBase, nn.Embedding, nn.MultiheadAttention)
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
 
 
@@ -110,6 +110,7 @@ class Channels:
     weights: frozenset[str] = frozenset()  # tensors that products and convolutions read with
     steps: Mapping[bool, tuple[Step, ...]] = field(default_factory=dict, repr=False)
     calls: tuple[str, ...] = ()  # of torch functions that return channels, by number; "": others
+    whole: tuple[str, ...] = ()  # hidden layers that keep all their outputs at every capacity
 
     @staticmethod
     def of(module: nn.Module, shape: Sequence[int], training: bool = True) -> Channels:
@@ -117,12 +118,9 @@ class Channels:
         it can't be cut."""
         module = with_free_heads(copy.deepcopy(module))
         traced = trace(module, shape, training)
-        axes = _free_axes(traced)
+        axes, whole = _free_axes(traced), _whole(traced)
         if not axes:
-            raise FedloomError(
-                f"{type(module).__name__} can't be cut into sub-models: it has no hidden channels "
-                "that could be left out. Use a model with hidden layers."
-            )
+            raise _nothing_to_choose(module, whole)
         number = {id(axis): i for i, axis in enumerate(axes)}
 
         def dim(label: Label) -> Dim:
@@ -160,7 +158,7 @@ class Channels:
         return Channels(
             module, groups, dims, tuple(dict.fromkeys(n for n in hidden if n not in unscaled)),
             last[-1] if last else None, traced.depthwise, traced.weights, steps,
-            tuple("" if call is None else call.name for call in traced.calls),
+            tuple("" if call is None else call.name for call in traced.calls), whole,
         )  # fmt: skip
 
     @property
@@ -286,6 +284,28 @@ def _free_axes(traced: Traced) -> list[Axis]:
     return list({id(axis): axis for axis in made}.values())
 
 
+def _whole(traced: Traced) -> tuple[str, ...]:
+    """Layers that make neither channels to choose from nor what comes out of the model."""
+    out, found = resolve(traced.output), []
+    for maker in traced.makers:
+        made = resolve(maker.label)
+        if not is_free(made) and made != out and prod(axis.size for axis in made) > 1:
+            found.append(maker.layer)
+    return tuple(dict.fromkeys(found))
+
+
+def _nothing_to_choose(module: nn.Module, whole: Sequence[str]) -> FedloomError:
+    start = f"{type(module).__name__} can't be cut into sub-models: "
+    if not whole:
+        why = "it has no hidden channels that could be left out. Use a model with hidden layers."
+        return FedloomError(start + why)
+    names = " and ".join(f"'{name}'" for name in whole[:3])
+    return FedloomError(
+        f"{start}its forward() fixes how many outputs {names} must have. Take sizes from the "
+        "tensors or layers."
+    )
+
+
 def _name(axis: Axis, traced: Traced) -> str:
     return next(m.layer for m in _makers(traced) if axis in leaves(m.label))
 
@@ -377,6 +397,8 @@ def _tell_sizes(layer: nn.Module, depthwise: bool) -> None:
         layer.hidden_size = own["weight_hh_l0"].shape[1]
         layer.input_size = own["weight_ih_l0"].shape[1]
         layer._init_flat_weights()
+    elif isinstance(layer, nn.RNNCellBase):
+        layer.hidden_size, layer.input_size = layer.weight_hh.shape[1], layer.weight_ih.shape[1]
     elif isinstance(layer, nn.Embedding):
         layer.embedding_dim = layer.weight.shape[1]
     elif isinstance(layer, nn.Linear):

@@ -80,6 +80,7 @@ def _watching(module: nn.Module, channels: Channels) -> Iterator[dict[int, tuple
     watch = _Watch(module, {tap.call: tap for group in channels.groups for tap in group.taps})
     with watch:
         yield watch.seen
+    watch.check()
 
 
 class _Watch(TorchFunctionMode):
@@ -100,11 +101,7 @@ class _Watch(TorchFunctionMode):
         self._count += 1
         tap = self._taps.get(number)
         if tap is not None and name_of(func) != tap.name:
-            raise FedloomError(
-                f"{type(self._module).__name__} takes a different path through forward() for "
-                "different samples, so its activations can't be compared. Choose a method that "
-                "does not look at them, or write forward() without branches on data."
-            )
+            raise self._astray()
         if number in self._pools:
             self._waiting[self._pools[number].call] = func, args, kwargs
             return args[0].clone()  # as the non-linearity may work in place
@@ -115,6 +112,18 @@ class _Watch(TorchFunctionMode):
             pool, (_, *more), named = self._waiting.pop(number)
             return pool(out, *more, **named)
         return out
+
+    def check(self) -> None:
+        """That the pass came by all taps."""
+        if len(self.seen) < len(self._taps):
+            raise self._astray()
+
+    def _astray(self) -> FedloomError:
+        return FedloomError(
+            f"{type(self._module).__name__} takes a different path through forward() for "
+            "different samples, so its activations can't be compared. Choose a method that "
+            "does not look at them, or write forward() without branches on data."
+        )
 
     def _keep(self, number: int, out: Any) -> Any:
         self.seen[number] = tensors_of(out)

@@ -14,7 +14,7 @@ from them follows where the activation of a channel can be seen (`taps.py`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +38,7 @@ from fedloom.select.axes import (
     regroup,
     together,
 )
-from fedloom.select.calls import Calls
+from fedloom.select.calls import Calls, Layers
 
 Labels = tuple[Label, ...]
 
@@ -50,7 +50,7 @@ _POINTWISE = {"_prelu_kernel"}
 _POOLS = {"max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d",
           "max_pool1d", "avg_pool1d", "max_pool2d", "_adaptive_avg_pool3d", "avg_pool3d",
           "max_pool3d_with_indices", "mkldnn_max_pool2d"}  # fmt: skip
-_VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze"}
+VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze"}
 _REDUCTIONS = {"mean", "sum", "amax", "amin", "max", "min", "var", "std"}
 _PIECES = {"split", "split_with_sizes", "chunk", "unsafe_chunk", "unsafe_split",
            "unsafe_split_with_sizes"}  # fmt: skip
@@ -64,6 +64,11 @@ _INSTEAD = {
                     "Cut channels with chunk or split, not by their numbers"),
     **dict.fromkeys(("flip", "roll", "constant_pad_nd"), "Let channels stay where they are"),
 }  # fmt: skip
+#: the same, of layers that do more than one
+_OF_LAYERS = (
+    (nn.RMSNorm, "Use nn.LayerNorm"),
+    (nn.MultiheadAttention, "Leave out kdim, vdim, add_bias_kv and add_zero_attn"),
+)
 _NORMS = {"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",
           "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
           "_batch_norm_no_update"}  # fmt: skip
@@ -155,8 +160,7 @@ class _Tracer(TorchDispatchMode):
         self._names = {id(t): name for t, name in self.named()}
         self._labels: dict[int, tuple[Tensor, Labels]] = {}  # the tensor is kept: ids are reused
         self._origin: dict[int, str] = {}  # views of a parameter, such as its transpose
-        self._layers: list[str] = []
-        self._last = ""  # layer that ran
+        self._layers = Layers()
         self._inside = 0  # recurrent layers that are running, which are followed as a whole
         self.readers: list[Reader] = []
         self.makers: list[Reader] = []
@@ -207,24 +211,16 @@ class _Tracer(TorchDispatchMode):
     def named_layers(self) -> Iterator[None]:
         """Know which layer is running, for error messages, and follow recurrent ones."""
         hooks: list[Any] = []
-        for name, layer in self._module.named_modules():
-            if name:
-                hooks.append(layer.register_forward_pre_hook(self._enter(name)))
-                hooks.append(layer.register_forward_hook(self._leave, always_call=True))
-            if isinstance(layer, nn.RNNBase):
-                hooks.append(layer.register_forward_pre_hook(self._into_cells))
-                hooks.append(layer.register_forward_hook(self._out_of_cells, always_call=True))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _enter(self, name: str) -> Callable[..., None]:
-        return lambda *_: self._layers.append(name)
-
-    def _leave(self, *_: Any) -> None:
-        self._last = self._layers.pop()
+        with self._layers.followed(self._module):
+            for layer in self._module.modules():
+                if isinstance(layer, nn.RNNBase):
+                    hooks.append(layer.register_forward_pre_hook(self._into_cells))
+                    hooks.append(layer.register_forward_hook(self._out_of_cells, always_call=True))
+            try:
+                yield
+            finally:
+                for hook in hooks:
+                    hook.remove()
 
     def _into_cells(self, layer: nn.RNNBase, inputs: tuple[Any, ...]) -> None:
         if layer.proj_size or not isinstance(inputs[0], Tensor):
@@ -236,8 +232,11 @@ class _Tracer(TorchDispatchMode):
     def _out_of_cells(self, layer: nn.RNNBase, inputs: tuple[Any, ...], output: Any) -> None:
         """A recurrent layer: all its cells, layers and directions have the same hidden units."""
         self._inside -= 1
-        if output is None:  # it failed
-            return
+        if output is not None:  # it did not fail
+            with torch._C.DisableTorchFunction():  # sizes read here are no calls of the model's
+                self._follow_cells(layer, inputs, output)
+
+    def _follow_cells(self, layer: nn.RNNBase, inputs: tuple[Any, ...], output: Any) -> None:
         out, state = output
         (name,) = [n for n, m in self._module.named_modules() if m is layer]
         data, units = self.known(inputs[0]), free(layer.hidden_size, name)
@@ -259,7 +258,9 @@ class _Tracer(TorchDispatchMode):
             self.remember(last, (fixed(last.shape[0]), *between, units))
         for given in inputs[1:]:
             for first in given if isinstance(given, tuple) else (given,):
-                if first is not None:
+                # One of a size that forward() fixes is no reason to keep all units: whether it fits
+                # fewer of them is tried (`verify.py`).
+                if first is not None and is_free(self.known(first)[-1]):
                     merge(self.known(first)[-1], units)
 
     def remember(self, tensor: Tensor, labels: Labels) -> None:
@@ -268,8 +269,11 @@ class _Tracer(TorchDispatchMode):
     def known(self, tensor: Tensor) -> Labels:
         if id(tensor) not in self._labels:
             name = self._names.get(id(tensor))
-            # Constants of the program itself have no channels to choose from.
-            labels = tuple(fixed(n) for n in tensor.shape)
+            # Constants of the program itself have no channels to choose from, but a recurrent cell
+            # begins with zeros of its own size.
+            layer = self._module.get_submodule(self._layers.name)
+            own = isinstance(layer, nn.RNNCellBase)
+            labels = tuple(free(n, "") if own else fixed(n) for n in tensor.shape)
             if name is not None:
                 labels = _of_parameter(name, tensor)
                 self._origin[id(tensor)] = name
@@ -295,15 +299,14 @@ class _Tracer(TorchDispatchMode):
             reason = f"its operation '{name}' is not one whose channels are known"
             raise self._refusal(reason, _INSTEAD.get(name, ""))
         self.remember(first, labels)
-        self.operations[self._module.training].append(Operation(name, self._where(), labels))
+        self.operations[self._module.training].append(Operation(name, self._layers.where, labels))
         return out
 
-    def _where(self) -> str:
-        after = f" after layer '{self._last}'" if self._last else ""
-        return f"layer '{self._layers[-1]}'" if self._layers else f"its forward(){after}"
-
     def _refusal(self, reason: str, instead: str = "") -> FedloomError:
-        return refusal(self._module, self._where(), self._module.training, reason, instead)
+        where, training = self._layers.where, self._module.training
+        layer = self._module.get_submodule(self._layers.name)
+        instead = next((do for kind, do in _OF_LAYERS if type(layer) is kind), instead)
+        return refusal(self._module, where, training, reason, instead)
 
     def _follow(
         self, name: str, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Tensor
@@ -316,7 +319,7 @@ class _Tracer(TorchDispatchMode):
             return x
         if name in _POOLS or name.startswith("upsample_"):
             return (*x[:2], *(fixed(n) for n in out.shape[2:]))
-        if name in _VIEWS:
+        if name in VIEWS:
             self._keep_origin(tensors[0], out)
             return tuple(regroup(sum(x, ()), tuple(out.shape)))
         if name in ("t", "transpose", "permute"):
@@ -396,6 +399,9 @@ class _Tracer(TorchDispatchMode):
             touched = {args[1] % len(x)}
         elif name == "index":
             by = [(d, index) for d, index in enumerate(args[1]) if index is not None]
+            if [d for d, _ in by] == [0] and id(given) in self._origin:  # a table of parameters
+                fix(x[0])
+                return (*(fixed(n) for n in by[0][1].shape), *x[1:])
             if len(by) != 1 or by[0][1].dim() != 1:
                 return None
             touched = {by[0][0]}
@@ -474,11 +480,17 @@ class _Tracer(TorchDispatchMode):
 
     def _pairwise(self, args: Any, biased: bool) -> Labels:
         """A product of two results, such as queries and keys: what they are multiplied over stays
-        whole, as attention's scale depends on it."""
-        x, y = (self.known(t) for t in (args[1:3] if biased else args[:2]))
+        whole, as attention's scale depends on it. One with a parameter is a layer's."""
+        left, right = args[1:3] if biased else args[:2]
+        x, y = self.known(left), self.known(right)
         merge(x[0], y[0])
         merge(x[2], y[1])
-        fix(x[2])
+        layer = self._owner(right)
+        if layer:  # a parameter, as einsum multiplies with it
+            self._reads_with(right)
+            self._note(layer, x[2], y[2])
+        else:
+            fix(x[2])
         return (x[0], x[1], y[2])
 
     def _attention(self, query: Labels, key: Labels, value: Labels) -> Labels:

@@ -10,7 +10,8 @@ parameters; where they part, the model is refused by the name of the layer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -22,11 +23,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedloom.errors import FedloomError
 from fedloom.layout import Layout
 from fedloom.models.inputs import blank
+from fedloom.select.calls import Layers
 from fedloom.select.channels import Channels, Step, places
-from fedloom.select.trace import refusal
+from fedloom.select.trace import VIEWS, refusal
 
 _SAMPLES = 4  # with two, batch norm gives -1 and 1 whatever it is given
 _TOLERANCE = 1e-3  # of the largest value; what is cut wrongly differs by as much as the values
+_RESHAPED = (
+    "Give a reshape the size of a head or group and let it find out their number: "
+    "reshape(n, t, 3, -1, self.head_size), with the size computed in __init__"
+)
 _ACROSS = {"native_layer_norm", "native_group_norm", "_fused_rms_norm"}
 
 
@@ -114,18 +120,31 @@ def _run(module: nn.Module, x: Tensor, training: bool, record: bool) -> _Pass:
 
 
 def _run_smaller(module: nn.Module, x: Tensor, training: bool, record: bool) -> _Pass:
-    try:
+    with not_too_rigid(module, "half", training):
         return _run(module, x, training, record)
+
+
+@contextmanager
+def not_too_rigid(module: nn.Module, share: str, training: bool = False) -> Iterator[None]:
+    """Refuse a model that does not work with fewer channels, by the layer in which it fails."""
+    layers = Layers()
+    try:
+        with layers.followed(module):
+            yield
     except (RuntimeError, ValueError, AssertionError, IndexError) as e:
-        raise too_rigid(module, "half", str(e).splitlines()[0], training) from None
+        raise too_rigid(module, share, str(e).splitlines()[0], training, layers.where) from None
 
 
-def too_rigid(module: nn.Module, share: str, reason: str, training: bool = False) -> FedloomError:
+def too_rigid(
+    module: nn.Module, share: str, reason: str, training: bool = False, where: str = ""
+) -> FedloomError:
     """A model that does not work with fewer channels."""
+    at = f" in {where}" if where else ""
     return FedloomError(
         f"{type(module).__name__} can't be cut into sub-models: with {share} of its channels it "
-        f"fails{' in training' if training else ''} ({reason}). Take sizes from the tensors in "
-        "forward(), not from numbers: x.flatten(1), not x.view(-1, 400)."
+        f"fails{at}{' in training' if training else ''} ({reason}). Take sizes in forward() from "
+        "the tensors or layers, not from numbers: x.flatten(1), not x.view(-1, 400); "
+        "self.lstm.hidden_size, not self.hidden."
     )
 
 
@@ -172,7 +191,8 @@ def _parted(
             break  # other operations for other sizes
         if "empty" not in name and not _alike(_kept(a, step, keep), b):
             reason = f"its operation '{name}' gives other values with fewer channels"
-            return refusal(channels.module, step.where, training, reason)
+            instead = _RESHAPED if name in VIEWS else ""
+            return refusal(channels.module, step.where, training, reason, instead)
     reason = "it gives other values with fewer channels"
     return refusal(channels.module, "its forward()", training, reason)
 

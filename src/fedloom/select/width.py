@@ -19,7 +19,7 @@ from fedloom.local.rule import Batch
 from fedloom.models.inputs import blank
 from fedloom.select.base import Ask, Select, Selection
 from fedloom.select.channels import Channels
-from fedloom.select.verify import too_rigid
+from fedloom.select.verify import not_too_rigid, too_rigid
 
 Rounding = Literal["ceil", "floor"]
 
@@ -65,18 +65,14 @@ class Width(Select):
     def check(self, module: nn.Module, shape: tuple[int, int, int], capacity: float) -> None:
         channels = Channels.of(module, shape)
         smaller = channels.build(*self.narrowed(channels, capacity)).eval()
-        try:
-            with torch.no_grad():
-                logits = smaller(blank(smaller, shape, 2))
-                training = module.training
-                wanted = module.eval()(blank(module, shape, 2)).shape
-                module.train(training)
-        except (RuntimeError, ValueError, AssertionError, IndexError) as e:
-            reason = str(e).splitlines()[0]
-            raise too_rigid(module, f"a share of {capacity:g}", reason) from None
+        share = f"a share of {capacity:g}"
+        with torch.no_grad(), not_too_rigid(smaller, share):
+            logits = smaller(blank(smaller, shape, 2))
+            training = module.training
+            wanted = module.eval()(blank(module, shape, 2)).shape
+            module.train(training)
         if logits.shape != wanted:
-            returned = f"it returned {tuple(logits.shape)}"
-            raise too_rigid(module, f"a share of {capacity:g}", returned)
+            raise too_rigid(module, share, f"it returned {tuple(logits.shape)}")
 
 
 @dataclass(frozen=True)
