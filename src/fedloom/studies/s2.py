@@ -92,7 +92,7 @@ BOTH = tuple(
 class _S2(Study):
     data = ("mnist", "cifar10", "digits")
     presets: ClassVar[tuple[str, ...]] = ("tuned", "source")
-    scales = ("quick", "medium", "full")
+    scales: ClassVar[tuple[str, ...]] = ("quick", "medium", "full")
     ablation: ClassVar[bool] = False
 
     def check(self, ask: Ask) -> None:
@@ -477,6 +477,7 @@ class S2Activations(_S2):
     name = "s2-activations"
     title = "Activations of clients with different classes (S2 figures 3.2, 3.3)"
     presets = ("source",)
+    scales: ClassVar[tuple[str, ...]] = ("quick",)  # takes seconds as the source ran it
 
     def cells(self, ask: Ask) -> list[Cell]:
         settings = {
