@@ -204,6 +204,7 @@ def _federation(result):
     return make_federation(config, load_dataset(config))
 
 
+@pytest.mark.filterwarnings("ignore:Capacities")  # depthfl: few blocks
 @pytest.mark.parametrize("method", ["fedgse-csl", "depthfl"])
 def test_engines_agree_on_what_weak_clients_can_do(quick, method):
     settings = {"capacities": "1,0.5,0.25", "clients": 4, "rounds": 1, "participation": 1.0,

@@ -51,6 +51,7 @@ def test_the_clients_that_engines_are_tried_on_differ(serial_run):
     assert not any(all(held) for held in classes)
 
 
+@pytest.mark.filterwarnings("ignore:Capacities")  # depthfl: few blocks
 @pytest.mark.parametrize("name", METHODS)
 def test_processes_give_the_bits_of_serial_for_any_number_of_workers(serial_run, in_tmp, name):
     serial = serial_run(name)
@@ -60,6 +61,7 @@ def test_processes_give_the_bits_of_serial_for_any_number_of_workers(serial_run,
         assert same_scores(serial, pool)
 
 
+@pytest.mark.filterwarnings("ignore:Capacities")  # depthfl: few blocks
 @pytest.mark.parametrize("name", METHODS)
 def test_stacked_is_serial_up_to_rounding_with_the_same_bits_for_any_number_of_workers(
     serial_run, in_tmp, name

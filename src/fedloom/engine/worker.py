@@ -45,7 +45,8 @@ from fedloom.models.strided import tame_strides
 from fedloom.models.viewed import tame_views
 from fedloom.native.net import Held, Native, Pictures
 from fedloom.returned import returned, returned_if_any
-from fedloom.select import Ask, Last, Selection, Uncut, Whole
+from fedloom.select import Ask, Last, Selection, Whole
+from fedloom.select.base import Uncut
 from fedloom.select.scores import AT_ONCE as LOOKED_AT_ONCE
 from fedloom.streams import stream, torch_seed
 

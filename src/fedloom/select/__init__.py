@@ -1,6 +1,6 @@
 """Which part of the model a client trains: the whole, or a sub-model given by its columns."""
 
-from fedloom.select.base import Ask, Last, Select, Selection, Uncut, Whole
+from fedloom.select.base import Ask, Last, Select, Selection, Whole
 from fedloom.select.channels import Channels
 from fedloom.select.depth import Prefix
 from fedloom.select.width import ByActivation, ByGradient, Ordered, Random, Rolling, Width
@@ -17,7 +17,6 @@ __all__ = [
     "Rolling",
     "Select",
     "Selection",
-    "Uncut",
     "Whole",
     "Width",
 ]

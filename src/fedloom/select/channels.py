@@ -149,7 +149,7 @@ class Channels:
         dims = {name: tuple(dim(x) for x in labels) for name, labels in traced.labels.items()}
         hidden = [m.layer for m in _makers(traced) if is_free(m.label)]
         unscaled = {name for name, layer in module.named_modules() if isinstance(layer, _UNSCALED)}
-        out = resolve(traced.output)
+        out = resolve(traced.output[-1])
         last = [m.layer for m in traced.makers if resolve(m.label) == out]
         steps = {
             mode: tuple(Step(o.name, o.where, tuple(dim(x) for x in o.labels)) for o in found)
@@ -286,10 +286,10 @@ def _free_axes(traced: Traced) -> list[Axis]:
 
 def _whole(traced: Traced) -> tuple[str, ...]:
     """Layers that make neither channels to choose from nor what comes out of the model."""
-    out, found = resolve(traced.output), []
+    found, outputs = [], [resolve(label) for label in traced.output]
     for maker in traced.makers:
         made = resolve(maker.label)
-        if not is_free(made) and made != out and prod(axis.size for axis in made) > 1:
+        if not is_free(made) and made not in outputs and prod(axis.size for axis in made) > 1:
             found.append(maker.layer)
     return tuple(dict.fromkeys(found))
 

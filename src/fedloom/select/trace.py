@@ -117,7 +117,7 @@ class Traced:
     weights: frozenset[str]  # tensors that products and convolutions read channels with
     operations: dict[bool, tuple[Operation, ...]]  # by whether it is in training
     calls: tuple[Called | None, ...]  # None: of one that returns no tensor with channels
-    output: Label
+    output: Labels
 
 
 def trace(module: nn.Module, shape: Sequence[int], training: bool = True) -> Traced:
@@ -138,7 +138,7 @@ def trace(module: nn.Module, shape: Sequence[int], training: bool = True) -> Tra
         labels, readers, makers, tuple(tracer.makers) if training else (),
         frozenset(tracer.depthwise), frozenset(tracer.weights),
         {mode: tuple(found) for mode, found in tracer.operations.items()}, noted,
-        tracer.known(out)[-1],
+        tracer.known(out),
     )  # fmt: skip
 
 
