@@ -323,6 +323,17 @@ def test_activations_behind_a_recurrent_layer_are_found():
     np.testing.assert_allclose(found["more"], expected.detach(), rtol=1e-4)
 
 
+def test_activations_of_a_cell_are_its_states_over_all_steps():
+    torch.manual_seed(0)
+    module, x = Cell(SHAPE, 5).eval(), torch.randn(6, *SHAPE)
+    channels, states, state = Channels.of(module, SHAPE), [], None
+    for step in torch.relu(module.into(x.transpose(1, 2).flatten(2))).unbind(1):
+        state = module.cell(step, state)
+        states.append(state[0].mean(0))
+    found = activations(module, channels, x)[1]
+    np.testing.assert_allclose(found, torch.stack(states).mean(0).detach(), rtol=1e-4)
+
+
 class Gated(Layered):
     """A convolution along the channels: all of them stay."""
 

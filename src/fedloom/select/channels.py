@@ -33,7 +33,8 @@ _TRANSPOSED = nn.modules.conv._ConvTransposeNd
 _NON_LINEAR = {"relu", "relu6", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "selu",
                "celu", "softplus", "hardswish", "hardtanh", "hardsigmoid", "mish", "prelu", "rrelu",
                "glu", "logsigmoid", "softsign", "scaled_dot_product_attention", "lstm", "gru",
-               "rnn_tanh", "rnn_relu"}  # fmt: skip
+               "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell",
+               "rnn_relu_cell"}  # fmt: skip
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 #: of these, the ones that never fall, so that a maximum may be taken before or after them
 _RISING = {"relu", "relu6", "tanh", "sigmoid", "leaky_relu", "elu", "selu", "celu", "softplus",
