@@ -262,6 +262,12 @@ def test_s2_at_medium_scale_has_the_source_network_and_images():
         STUDIES["s2-low"].check(Ask("digits", "tuned", "medium"))
 
 
+def test_all_samples_have_a_place_in_the_picture_of_s2_samples():
+    study, ask = STUDIES["s2-samples"], Ask("mnist", "tuned")
+    places = [study.place(ask, value) for value in study.VALUES]
+    assert places == sorted(set(places)) == [64, 128, 256, 512, 600]
+
+
 def test_a_source_has_no_constants_for_other_data():
     with pytest.raises(FedloomError, match="--preset tuned"):
         S1().check(Ask("digits", "source"))

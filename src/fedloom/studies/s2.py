@@ -46,6 +46,8 @@ LABELS = {
     "fedgse-csl": "FedGSE-CSL",
     "fedgse-spl": "FedGSE-SPL",
 }
+#: how many samples a client has, and the public set of FedGSE
+ALL = {"mnist": 600, "cifar10": 500, "digits": 72}
 SKEWS = {"high": "classes:2", "low": "classes:4"}
 ROUNDS = {"mnist": 800, "cifar10": 2500, "digits": 30}
 QUICK = {"mnist": 200, "cifar10": 200, "digits": 6}
@@ -331,6 +333,10 @@ class _Sweep(_S2):
     def value(self, value: float) -> str:
         return f"{value:g}"
 
+    def place(self, ask: Ask, value: float) -> float:
+        """Where it is drawn."""
+        return value
+
     def pictures(self, ask: Ask, results: Results) -> Figures:
         out = []
         for skew in self.skews:
@@ -339,7 +345,7 @@ class _Sweep(_S2):
                 frames = []
                 for seed in range(ask.seeds):
                     points = [
-                        (value, runs[seed].summary["test_accuracy"])
+                        (self.place(ask, value), runs[seed].summary["test_accuracy"])
                         for value in self.VALUES
                         if len(runs := results.get(f"{method}-{skew}-{value:g}", ())) > seed
                     ]
@@ -413,6 +419,9 @@ class S2Samples(_Sweep):
     def settings_at(self, method: str, value: float) -> dict[str, Any]:
         some = None if np.isinf(value) else int(value)
         return {"samples": some, "capacities": method.partition("@")[2]}
+
+    def place(self, ask: Ask, value: float) -> float:
+        return min(value, ALL[ask.data])
 
     def value(self, value: float) -> str:
         return "all" if np.isinf(value) else f"{value:g}"
