@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +26,13 @@ class Layers:
 
     @contextmanager
     def followed(self, module: nn.Module) -> Iterator[None]:
-        hooks: list[Any] = []
-        for name, layer in module.named_modules():
-            if name:
-                hooks.append(layer.register_forward_pre_hook(self._enter(name)))
-                hooks.append(layer.register_forward_hook(self._leave, always_call=True))
-        try:
+        with ExitStack() as hooks:
+            for name, layer in module.named_modules():
+                if name:
+                    hooks.enter_context(layer.register_forward_pre_hook(self._enter(name)))
+                    left = layer.register_forward_hook(self._leave, always_call=True)
+                    hooks.enter_context(left)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     @property
     def name(self) -> str:

@@ -8,14 +8,14 @@ and reshapes all follow from that. Recurrent layers are one operation. An operat
 known here is refused, with the layer that it is in and what to change.
 
 The calls of torch functions are noted as well, in evaluation, with the labels of what they return:
-from them follows where the activation of a channel can be seen (`taps.py`).
+from them follows where the activation of a channel can be seen (`scores.py`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,17 +210,13 @@ class _Tracer(TorchDispatchMode):
     @contextmanager
     def named_layers(self) -> Iterator[None]:
         """Know which layer is running, for error messages, and follow recurrent ones."""
-        hooks: list[Any] = []
-        with self._layers.followed(self._module):
+        with self._layers.followed(self._module), ExitStack() as hooks:
             for layer in self._module.modules():
                 if isinstance(layer, nn.RNNBase):
-                    hooks.append(layer.register_forward_pre_hook(self._into_cells))
-                    hooks.append(layer.register_forward_hook(self._out_of_cells, always_call=True))
-            try:
-                yield
-            finally:
-                for hook in hooks:
-                    hook.remove()
+                    hooks.enter_context(layer.register_forward_pre_hook(self._into_cells))
+                    out = layer.register_forward_hook(self._out_of_cells, always_call=True)
+                    hooks.enter_context(out)
+            yield
 
     def _into_cells(self, layer: nn.RNNBase, inputs: tuple[Any, ...]) -> None:
         if layer.proj_size or not isinstance(inputs[0], Tensor):
@@ -401,7 +397,8 @@ class _Tracer(TorchDispatchMode):
             by = [(d, index) for d, index in enumerate(args[1]) if index is not None]
             if [d for d, _ in by] == [0] and id(given) in self._origin:  # a table of parameters
                 fix(x[0])
-                return (*(fixed(n) for n in by[0][1].shape), *x[1:])
+                rows = out.shape[: out.dim() - len(x) + 1]
+                return (*(fixed(n) for n in rows), *x[1:])
             if len(by) != 1 or by[0][1].dim() != 1:
                 return None
             touched = {by[0][0]}

@@ -66,8 +66,9 @@ class Width(Select):
         channels = Channels.of(module, shape)
         smaller = channels.build(*self.narrowed(channels, capacity)).eval()
         share = f"a share of {capacity:g}"
-        with torch.no_grad(), not_too_rigid(smaller, share):
-            logits = smaller(blank(smaller, shape, 2))
+        with torch.no_grad():
+            with not_too_rigid(smaller, share):
+                logits = smaller(blank(smaller, shape, 2))
             training = module.training
             wanted = module.eval()(blank(module, shape, 2)).shape
             module.train(training)

@@ -46,8 +46,8 @@ LABELS = {
     "fedgse-csl": "FedGSE-CSL",
     "fedgse-spl": "FedGSE-SPL",
 }
-#: how many samples a client has, and the public set of FedGSE
-ALL = {"mnist": 600, "cifar10": 500, "digits": 72}
+#: how many samples a client or the public set of FedGSE has, the larger of the two
+ALL = {"mnist": 600, "cifar10": 500, "digits": 144}
 SKEWS = {"high": "classes:2", "low": "classes:4"}
 ROUNDS = {"mnist": 800, "cifar10": 2500, "digits": 30}
 QUICK = {"mnist": 200, "cifar10": 200, "digits": 6}
